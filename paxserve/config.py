@@ -1,0 +1,236 @@
+"""Every setting of the engine and the server, checked once, in frozen dataclasses.
+
+Names, defaults and meanings follow vLLM's flags. Command-line flags, `--help` and the README's
+table are generated from these fields and the docstrings under them.
+"""
+
+import dataclasses
+import difflib
+import os
+import re
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from paxserve.errors import ConfigError
+
+SIZE_SUFFIXES = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
+
+
+def parse_size(value: int | str | float, name: str) -> int:
+    """A number from forms such as 4096, "32k" (32,000), "32K" (32,768) or "1.5G"."""
+    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kKmMgG]?)", str(value).strip())
+    if not match:
+        raise ConfigError(f"{name} must be a number such as 4096, 32k or 1.5G, got {value!r}.")
+    return int(float(match[1]) * SIZE_SUFFIXES[match[2]])
+
+
+def cache_root() -> Path:
+    """The folder for downloaded demo models and compiled programs (`PAXSERVE_CACHE`)."""
+    return Path(os.environ.get("PAXSERVE_CACHE") or Path.home() / ".cache" / "paxserve")
+
+
+def _expect(condition: bool, name: str, expected: str, got: object) -> None:
+    if not condition:
+        raise ConfigError(f"{name} must be {expected}, got {got!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model is run, and in what precision."""
+
+    model: str
+    """A Hugging Face folder or hub name, a .gguf file, or the alias smollm2-135m-instruct."""
+    tokenizer: str | None = None
+    """Folder, hub name or .gguf file to take the tokenizer from; the model's own by default."""
+    skip_tokenizer_init: bool = False
+    """Work on token ids only: no tokenizer is loaded, no text comes back."""
+    revision: str | None = None
+    """Branch, tag or commit of the model on the hub."""
+    hf_token: str | None = None
+    """Token for the hub; by default the one that huggingface_hub finds."""
+    download_dir: str | None = None
+    """Where hub downloads are kept; huggingface_hub's own cache by default."""
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
+    """Where weights come from; dummy fills them with random numbers (for benchmarks)."""
+    dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half"] = "auto"
+    """Type of weights and activations; auto is float32 on CPU, else the checkpoint's type."""
+    seed: int = 0
+    """Seed of everything random that no request seeds itself."""
+    max_model_len: int | None = None
+    """Most tokens in a sequence, prompt and output (accepts 32k); by default the model's own."""
+    max_logprobs: int = 20
+    """Most log-probabilities a position that a request may ask for; -1 allows the whole vocabulary."""
+    generation_config: str = "auto"
+    """Source of default sampling values: auto (the model's generation_config.json), vllm (neutral), or a folder."""
+    override_generation_config: dict[str, Any] = field(default_factory=dict)
+    """Default sampling values that win over the model's (JSON)."""
+    trust_remote_code: bool = False
+    """Always refused: paxserve never runs code from a checkpoint."""
+
+    def __post_init__(self) -> None:
+        if self.max_model_len is not None:
+            object.__setattr__(self, "max_model_len", parse_size(self.max_model_len, "max_model_len"))
+            if self.max_model_len == -1:
+                object.__setattr__(self, "max_model_len", None)
+            else:
+                _expect(self.max_model_len >= 1, "max_model_len", "at least 1", self.max_model_len)
+        _expect(self.max_logprobs >= -1, "max_logprobs", "-1 or at least 0", self.max_logprobs)
+        if self.trust_remote_code:
+            raise ConfigError("trust_remote_code is not supported: paxserve never runs code from a checkpoint.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The paged KV pool."""
+
+    block_size: int = 16
+    """Tokens a KV page holds."""
+    gpu_memory_utilization: float = 0.92
+    """Share of the accelerator's memory to use for weights, KV pool and temporaries."""
+    kv_cache_memory_bytes: int | None = None
+    """Size of the KV pool (accepts 2G); by default what gpu_memory_utilization leaves, on CPU at most 1.25 GiB."""
+    num_gpu_blocks_override: int | None = None
+    """Number of KV pages, whatever the memory."""
+    enable_prefix_caching: bool = True
+    """Keep full pages of finished requests and reuse them for prompts that start alike."""
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of the KV pool; auto is the model's dtype."""
+
+    def __post_init__(self) -> None:
+        _expect(1 <= self.block_size <= 4096, "block_size", "between 1 and 4096", self.block_size)
+        _expect(0 < self.gpu_memory_utilization <= 1, "gpu_memory_utilization", "in (0, 1]", self.gpu_memory_utilization)
+        if self.kv_cache_memory_bytes is not None:
+            size = parse_size(self.kv_cache_memory_bytes, "kv_cache_memory_bytes")
+            object.__setattr__(self, "kv_cache_memory_bytes", size)
+        pages = self.num_gpu_blocks_override
+        _expect(pages is None or pages >= 1, "num_gpu_blocks_override", "at least 1", pages)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """How requests share the steps of the engine."""
+
+    max_num_seqs: int | None = None
+    """Most requests running at once; by default 256, on CPU 64."""
+    max_num_batched_tokens: int | None = None
+    """Most tokens a step computes (accepts 2k); by default 2048, on CPU 512."""
+    enable_chunked_prefill: bool = True
+    """Split long prompts over several steps, so that running requests are not held up."""
+    async_scheduling: bool = True
+    """Launch a step before the tokens of the one before it have been read."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, parse_size(value, name))
+                _expect(getattr(self, name) >= 1, name, "at least 1", value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How the model is spread over devices."""
+
+    tensor_parallel_size: int = 1
+    """Number of devices that share every layer."""
+
+    def __post_init__(self) -> None:
+        if self.tensor_parallel_size != 1:
+            raise ConfigError(
+                f"tensor_parallel_size={self.tensor_parallel_size} is not supported yet: only 1 is. See CHANGELOG.md."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileConfig:
+    """Which programs are compiled, and how attention and layers are lowered."""
+
+    attention_backend: Literal["auto", "reference", "xla"] = "auto"
+    """Implementation of paged attention; auto is the fastest one for the platform."""
+    layer_execution: Literal["auto", "unrolled", "scanned"] = "auto"
+    """Layers one after another in the program, or a loop over stacked weights; auto is unrolled on CPU."""
+    compilation_cache_dir: str | None = None
+    """Folder of compiled programs, reused by later starts; by default under PAXSERVE_CACHE, "" turns it off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """All that an engine needs to know."""
+
+    model: ModelConfig
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    compile: CompileConfig = field(default_factory=CompileConfig)
+
+    @classmethod
+    def from_flags(cls, **flags: Any) -> Self:
+        """The configuration from flat names, as `LLM(...)` and the command line give them.
+
+        Raises `ConfigError` for a name that no section knows, with the closest one that exists.
+        """
+        sections: dict[str, type] = {f.name: f.type for f in fields(cls)}  # type: ignore[misc]
+        owner = {f.name: section for section, kind in sections.items() for f in fields(kind)}
+        values: dict[str, dict[str, Any]] = {section: {} for section in sections}
+        for name, value in flags.items():
+            if name not in owner:
+                close = difflib.get_close_matches(name, owner, n=1)
+                hint = f" Did you mean {close[0]}?" if close else ""
+                raise ConfigError(f"Unknown argument {name!r}.{hint}")
+            values[owner[name]][name] = value
+        for section, kind in sections.items():
+            check_types(kind, values[section])
+        return cls(**{section: kind(**values[section]) for section, kind in sections.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """The HTTP server in front of the engine."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; anything but the loopback address should come with an API key."""
+    port: int = 8000
+    """Port to listen on; 0 picks a free one and prints it."""
+    api_key: list[str] = field(default_factory=list)
+    """Keys that clients may present; with none, the server is open (also from PAXSERVE_API_KEY, VLLM_API_KEY)."""
+    served_model_name: list[str] = field(default_factory=list)
+    """Names that clients may use for the model; by default the model as given."""
+    chat_template: str | None = None
+    """A Jinja chat template, or a file with one, instead of the tokenizer's."""
+    response_role: str = "assistant"
+    """Role that chat answers carry."""
+    uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = "info"
+    """Log level of the HTTP server."""
+    disable_uvicorn_access_log: bool = False
+    """Do not log each request."""
+    shutdown_timeout: float = 30.0
+    """Seconds that running requests get to finish after SIGTERM."""
+    max_request_body_bytes: int = 32 * 2**20
+    """Largest request body accepted."""
+
+    def __post_init__(self) -> None:
+        _expect(0 <= self.port < 65536, "port", "between 0 and 65535", self.port)
+        _expect(self.shutdown_timeout >= 0, "shutdown_timeout", "at least 0", self.shutdown_timeout)
+        if not self.api_key:
+            key = os.environ.get("PAXSERVE_API_KEY") or os.environ.get("VLLM_API_KEY")
+            object.__setattr__(self, "api_key", [key] if key else [])
+
+
+def check_types(kind: type, values: dict[str, Any]) -> None:
+    """Raise `ConfigError` when a value's type or choice does not fit the field of dataclass `kind`."""
+    from_size = {"max_model_len", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"}
+    for f in dataclasses.fields(kind):
+        if f.name not in values or f.name in from_size:
+            continue
+        value, annotation = values[f.name], f.type
+        choices = getattr(annotation, "__args__", ()) if str(annotation).startswith("typing.Literal") else ()
+        if choices:
+            _expect(value in choices, f.name, f"one of {', '.join(map(str, choices))}", value)
+        elif annotation is bool:
+            _expect(isinstance(value, bool), f.name, "true or false", value)
+        elif annotation in (int, int | None):
+            ok = isinstance(value, int) and not isinstance(value, bool)
+            _expect(ok or (value is None and annotation is not int), f.name, "an integer", value)
+        elif annotation in (str, str | None):
+            _expect(isinstance(value, str) or (value is None and annotation is not str), f.name, "a string", value)

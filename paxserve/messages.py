@@ -1,0 +1,83 @@
+"""What passes between the front (text, HTTP) and the engine core (tokens).
+
+Plain dataclasses, so that msgspec can send them between processes without pickle.
+"""
+
+from dataclasses import dataclass, field
+
+from paxserve.sampling_params import SamplingParams
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineRequest:
+    """One request as the engine core sees it: token ids in, token ids out."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    arrival_time: float
+    """`time.time()` when the front received it, in seconds."""
+    cache_salt: str | None = None
+    """Requests share prefix-cache pages only with requests of equal salt."""
+    priority: int = 0
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: the chosen token first, then the most likely ones."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+    """Rank of the chosen token in the whole vocabulary, 1 being the most likely."""
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineOutput:
+    """What one engine step brought one choice of one request."""
+
+    request_id: str
+    index: int = 0
+    """Which of the request's `n` choices this belongs to."""
+    new_token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    """One entry a new token, when the request asked for logprobs."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """One entry a prompt token (the first None), sent once, with the first new token of choice 0."""
+    finish_reason: str | None = None
+    """"stop", "length" or "abort"; None while running."""
+    stop_reason: int | None = None
+    """The stop token id that ended it; None for EOS."""
+    num_cached_tokens: int = 0
+    """Prompt tokens taken from the prefix cache."""
+    first_scheduled_time: float = 0.0
+    """`time.time()` when the request first entered a step."""
+    num_preemptions: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineStats:
+    """A snapshot of the engine core: gauges now, counters since start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_pages: int = 0
+    num_pages_in_use: int = 0
+    """Pages that some request holds; cached pages nobody holds do not count."""
+    wasted_tokens: int = 0
+    """KV positions allocated to running requests but not (yet) holding a token."""
+    prefix_cache_queries: int = 0
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_cache_hits: int = 0
+    """Prompt tokens found there."""
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    num_steps: int = 0
+    last_step_tokens: int = 0
+    num_programs: int = 0
+    """Compiled step programs."""
+    recompilations: int = 0
+    """Compilations after the engine said it was ready; each one is a bug."""
+    step_seconds: dict[str, float] = field(default_factory=dict)
+    """Host time by phase (schedule, pack, dispatch, wait, process), summed since start."""

@@ -1,0 +1,10 @@
+"""CPU with 8 simulated devices, and no implicit rank promotion anywhere."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+
+import jax
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
