@@ -81,3 +81,27 @@ class EngineStats:
     """Compilations after the engine said it was ready; each one is a bug."""
     step_seconds: dict[str, float] = field(default_factory=dict)
     """Host time by phase (schedule, pack, dispatch, wait, process), summed since start."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelInfo:
+    """What the front must know about the engine once it is ready."""
+
+    max_model_len: int
+    """Most tokens a sequence may have, prompt and output."""
+    max_sequence_tokens: int
+    """The same, or less where the KV pool is smaller than one sequence of that length."""
+    vocab_size: int
+    """Width of the logits: ids at or above it do not exist."""
+    num_pages: int
+    page_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    eos_token_ids: list[int]
+    """End-of-sequence ids of config.json and generation_config.json together."""
+    generation_config: dict[str, float | int | None]
+    """Default sampling values of the checkpoint (`generation_config.json`), numbers only."""
+    dtype: str
+    num_programs: int
+    startup_seconds: dict[str, float]
+    """Seconds spent in each phase of the start: load, compile, warm-up."""

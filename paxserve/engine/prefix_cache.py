@@ -1,0 +1,68 @@
+"""Which full KV pages hold which token prefixes: a hash chain over pages.
+
+The hash of a page covers its tokens and the hash of the page before it, so equal hashes mean equal
+prefixes (vLLM, "Automatic Prefix Caching"). Only full pages are ever shared, and a full page is never written again.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+DIGEST_BYTES = 16
+
+
+def root_hash(cache_salt: str | None, *extra_keys: str) -> bytes:
+    """The hash every chain of this salt (and, later, this adapter or image) starts from."""
+    seed = "\0".join((cache_salt or "", *extra_keys))
+    return hashlib.blake2b(seed.encode(), digest_size=DIGEST_BYTES, person=b"paxserve-root").digest()
+
+
+def page_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The hash of a full page holding `tokens` after the prefix that `parent` stands for."""
+    return hashlib.blake2b(array("i", tokens).tobytes(), digest_size=DIGEST_BYTES, key=parent).digest()
+
+
+class PrefixCache:
+    """The two-way map between page hashes and the pages that hold that content."""
+
+    def __init__(self) -> None:
+        self._page_of: dict[bytes, int] = {}
+        self._hash_of: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._page_of)
+
+    def find(self, hashes: Sequence[bytes]) -> list[int]:
+        """The pages of the longest prefix of `hashes` that is cached."""
+        pages = []
+        for digest in hashes:
+            page = self._page_of.get(digest)
+            if page is None:
+                break
+            pages.append(page)
+        return pages
+
+    def insert(self, digest: bytes, page: int) -> None:
+        """Record that `page` now holds the content of `digest`; the first page to hold it stays the one."""
+        if digest not in self._page_of and page not in self._hash_of:
+            self._page_of[digest] = page
+            self._hash_of[page] = digest
+
+    def forget(self, page: int) -> None:
+        """Drop the page's entry, because it is about to be overwritten."""
+        digest = self._hash_of.pop(page, None)
+        if digest is not None:
+            del self._page_of[digest]
+
+    def holds(self, page: int) -> bool:
+        """Whether the page's content can be found by hash."""
+        return page in self._hash_of
+
+    def hash_of(self, page: int) -> bytes | None:
+        """The hash under which the page can be found, if any."""
+        return self._hash_of.get(page)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._page_of.clear()
+        self._hash_of.clear()
