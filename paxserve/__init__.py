@@ -1,0 +1,48 @@
+"""paxserve: LLM inference and serving in JAX for TPUs, GPUs and CPUs.
+
+`LLM` and `SamplingParams` are the offline API; the `paxserve` command serves over HTTP. Modules here are the
+nouns that both share: configuration, errors, requests, messages, outputs.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paxserve.llm import LLM
+    from paxserve.outputs import CompletionOutput, RequestOutput
+    from paxserve.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "LLM": "paxserve.llm",
+    "SamplingParams": "paxserve.sampling_params",
+    "CompletionOutput": "paxserve.outputs",
+    "RequestOutput": "paxserve.outputs",
+}
+# Loaded on first use: `paxserve --help` and the HTTP client commands must not wait for jax.
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def _check_siblings() -> None:
+    """Refuse to start when another project's top-level package shadows one of ours."""
+    home = Path(__file__).resolve().parent.parent
+    for name in ("models", "pallas_kernels", "sharding"):
+        spec = find_spec(name)
+        found = Path(spec.origin).resolve().parent.parent if spec and spec.origin else None
+        if found != home:
+            raise ImportError(
+                f"paxserve is in {home}, but its package {name!r} is found in {found or 'no folder'}. "
+                "Install paxserve in a virtual environment of its own."
+            )
+
+
+_check_siblings()

@@ -15,6 +15,8 @@ from typing import Any, Literal, Self
 from paxserve.errors import ConfigError
 
 SIZE_SUFFIXES = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
+SIZE_FIELDS = {"max_model_len", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"}
+"""Fields that accept what `parse_size` does."""
 
 
 def parse_size(value: int | str | float, name: str) -> int:
@@ -219,9 +221,8 @@ class ServerConfig:
 
 def check_types(kind: type, values: dict[str, Any]) -> None:
     """Raise `ConfigError` when a value's type or choice does not fit the field of dataclass `kind`."""
-    from_size = {"max_model_len", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"}
     for f in dataclasses.fields(kind):
-        if f.name not in values or f.name in from_size:
+        if f.name not in values or f.name in SIZE_FIELDS:
             continue
         value, annotation = values[f.name], f.type
         choices = getattr(annotation, "__args__", ()) if str(annotation).startswith("typing.Literal") else ()

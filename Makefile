@@ -1,0 +1,79 @@
+# Everything from a fresh clone, with only python3, pip and make:
+#   make serve [MODEL=...] [ARGS="..."]    install for this machine's hardware, then serve a model
+#   make test  [ARGS="..."]                install what the tests need, then run them
+
+PYTHON      ?= python3
+VENV        ?= .venv
+MODEL       ?= smollm2-135m-instruct
+ARGS        ?=
+
+# What the machine has: a TPU (a device file beside one of Google's PCI accelerators, or a TPU VM's environment),
+# an NVIDIA GPU, else the CPU. Say ACCELERATOR=cpu, cuda, cuda12 or tpu to decide yourself.
+TPU_PCI_IDS := 0x0027|0x0056|0x005e|0x0062|0x0063|0x006f|0x0076
+ACCELERATOR ?= $(shell \
+  if ls /dev/accel* /dev/vfio/[0-9]* >/dev/null 2>&1 && { \
+       env | grep -qE '^(TPU_NAME|TPU_ACCELERATOR_TYPE|TPU_WORKER_ID|TPU_SKIP_MDS_QUERY)='; \
+       grep -lsx 0x1ae0 /sys/bus/pci/devices/*/vendor | sed 's,/vendor$$,/device,' | xargs -r grep -qsxE '$(TPU_PCI_IDS)'; \
+     } ; then echo tpu; \
+  elif [ -e /dev/nvidia0 ] || nvidia-smi >/dev/null 2>&1; then \
+       driver=$$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 | cut -d. -f1); \
+       if [ "$${driver:-580}" -lt 580 ]; then echo cuda12; else echo cuda; fi; \
+  else echo cpu; fi)
+
+# The versions that CI tests are exact on the Python they were resolved for; on any other, or with LOCK=, the newest.
+LOCK        ?= $(shell $(PYTHON) -c 'import sys; print("requirements.lock" if sys.version_info[:2] == (3, 11) else "")' 2>/dev/null)
+CONSTRAINTS  = $(if $(LOCK),--constraint $(LOCK))
+
+BIN         := $(VENV)/bin
+INSTALL      = $(BIN)/python -m pip install --disable-pip-version-check --quiet $(CONSTRAINTS)
+comma       := ,
+HARDWARE     = $(filter-out cpu,$(ACCELERATOR))
+SOURCES     := pyproject.toml $(wildcard requirements.lock)
+
+.PHONY: help serve install test check format lock clean
+.DEFAULT_GOAL := help
+
+help:  ## show these commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+serve: $(VENV)/installed-$(ACCELERATOR)  ## serve MODEL (by default a small demo model, fetched once), with ARGS
+	$(BIN)/paxserve serve $(MODEL) $(ARGS)
+
+install: $(VENV)/installed-$(ACCELERATOR)  ## install paxserve for this machine's hardware into .venv
+
+test: $(VENV)/installed-test  ## run the default tests, with ARGS for pytest
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/installed-dev  ## format, lint, types, direction of imports, tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+	$(BIN)/python -m pytest $(ARGS)
+
+format: $(VENV)/installed-dev  ## format the code and mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock:  ## resolve requirements.lock anew, to the newest versions (with Python 3.11)
+	rm -rf $(VENV)-lock
+	$(PYTHON) -m venv $(VENV)-lock
+	$(VENV)-lock/bin/python -m pip install --quiet --editable '.[dev]' hatchling
+	$(VENV)-lock/bin/python -m pip freeze --exclude-editable > requirements.lock
+	rm -rf $(VENV)-lock
+
+clean:  ## remove the virtual environment and the tools' caches
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "paxserve needs Python 3.11 or newer; name one with PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' \
+	  || { echo "This Python cannot make virtual environments; on Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp for each set of extras, so that a second `make` starts at once and a changed pyproject.toml installs again.
+$(VENV)/installed-%: $(SOURCES) | $(BIN)/python
+	@echo "Installing paxserve for $*; the first time this takes a minute or two."
+	$(INSTALL) --editable '.$(addprefix [,$(addsuffix ],$(filter-out cpu,$*)))'
+	@touch $@

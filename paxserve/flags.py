@@ -1,0 +1,222 @@
+"""Command-line flags, their help and the README's table, all made from the configuration's fields.
+
+A field becomes `--its-name` (underscores work too), its docstring the help, its default the default: nothing is
+said twice. `python -m paxserve.flags --markdown` prints the table.
+"""
+
+import argparse
+import ast
+import dataclasses
+import difflib
+import inspect
+import json
+import sys
+import textwrap
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin
+
+from paxserve import config
+from paxserve.errors import ConfigError
+
+ALIASES = {"tensor_parallel_size": ("-tp",)}
+"""Short forms that vLLM's users know."""
+
+SECTIONS: dict[type, str] = {
+    config.ModelConfig: "model",
+    config.CacheConfig: "KV cache",
+    config.SchedulerConfig: "scheduler",
+    config.ParallelConfig: "parallelism",
+    config.CompileConfig: "compilation",
+    config.ServerConfig: "HTTP server",
+}
+"""The configuration's parts, in the order in which help and README show them."""
+
+ENGINE_SECTIONS = tuple(kind for kind in SECTIONS if kind is not config.ServerConfig)
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """One field of the configuration as the command line shows it."""
+
+    name: str
+    annotation: Any
+    default: Any
+    help: str
+
+    @property
+    def option(self) -> str:
+        """The flag as typed, such as `--max-model-len`."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def shown_default(self) -> str:
+        """The default as help and README show it; empty when the docstring has to explain it."""
+        if self.default is None or self.default in ([], {}):
+            return ""
+        return str(self.default).lower() if isinstance(self.default, bool) else str(self.default)
+
+
+def flags_of(kind: type) -> Iterator[Flag]:
+    """The flags of one configuration dataclass, in the order of its fields."""
+    docs = _field_docstrings(kind)
+    for f in dataclasses.fields(kind):
+        default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
+        default = None if default is dataclasses.MISSING else default
+        yield Flag(name=f.name, annotation=f.type, default=default, help=docs[f.name])
+
+
+def _field_docstrings(kind: type) -> dict[str, str]:
+    """The string under each field, which Python itself throws away."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
+                docs[name] = " ".join(doc.split())
+    return docs
+
+
+def add_flags(parser: argparse.ArgumentParser, kinds: Sequence[type], skip: Sequence[str] = ()) -> None:
+    """Add the flags of several configuration dataclasses to `parser`, one group of help each.
+
+    A flag that is not given leaves no attribute in the namespace, so that defaults live in the dataclasses alone.
+    """
+    for kind in kinds:
+        group = parser.add_argument_group(SECTIONS[kind], (kind.__doc__ or "").splitlines()[0])
+        for flag in flags_of(kind):
+            if flag.name not in skip:
+                names = (flag.option, *ALIASES.get(flag.name, ()))
+                text = flag.help + (f" (default: {flag.shown_default})" if flag.shown_default else "")
+                group.add_argument(
+                    *names, default=argparse.SUPPRESS, help=text.replace("%", "%%"), **_argparse_options(flag)
+                )
+
+
+def _argparse_options(flag: Flag) -> dict[str, Any]:
+    """How argparse is to read the flag's value, from the field's type."""
+    kind = flag.annotation
+    if get_origin(kind) in (Union, types.UnionType):
+        kind = next(arm for arm in get_args(kind) if arm is not type(None))
+    if kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if flag.name in config.SIZE_FIELDS:
+        return {"type": str, "metavar": "SIZE"}
+    if kind in (int, float, str):
+        return {"type": kind, "metavar": {int: "N", float: "X", str: "TEXT"}[kind]}
+    if get_origin(kind) is Literal:
+        return {"choices": get_args(kind)}
+    if get_origin(kind) in (list, tuple):
+        return {"type": get_args(kind)[0], "nargs": "+", "action": "extend", "metavar": "ITEM"}
+    if get_origin(kind) is dict:
+        return {"type": _json_object, "metavar": "JSON"}
+    raise TypeError(f"{flag.name}: no flag can be made from the type {flag.annotation}.")
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r} ({error})") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}")
+    return value
+
+
+def engine_config(arguments: argparse.Namespace) -> config.EngineConfig:
+    """The engine's configuration from parsed flags. Raises `ConfigError` when they do not fit together."""
+    given = _given(arguments, ENGINE_SECTIONS)
+    if "model" not in given:
+        raise ConfigError("Which model? Give a folder, hub name or .gguf file, or the demo's alias smollm2-135m-instruct.")
+    return config.EngineConfig.from_flags(**given)
+
+
+def server_config(arguments: argparse.Namespace) -> config.ServerConfig:
+    """The HTTP server's configuration from parsed flags. Raises `ConfigError` for a value out of range."""
+    given = _given(arguments, [config.ServerConfig])
+    config.check_types(config.ServerConfig, given)
+    return config.ServerConfig(**given)
+
+
+def _given(arguments: argparse.Namespace, kinds: Sequence[type]) -> dict[str, Any]:
+    names = {f.name for kind in kinds for f in dataclasses.fields(kind)}
+    return {name: value for name, value in vars(arguments).items() if name in names}
+
+
+def kebab(arguments: Sequence[str]) -> list[str]:
+    """The arguments with `--some_flag=x` written as `--some-flag=x`; those after a bare `--` stay."""
+    result, is_flag_allowed = [], True
+    for argument in arguments:
+        is_flag_allowed = is_flag_allowed and argument != "--"
+        if is_flag_allowed and argument.startswith("--"):
+            name, equals, value = argument.partition("=")
+            argument = name.replace("_", "-") + equals + value
+        result.append(argument)
+    return result
+
+
+class FlagParser(argparse.ArgumentParser):
+    """An argument parser whose complaints are one line and name the closest flag that exists."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", False)  # an abbreviation breaks when a new flag makes it ambiguous
+        kwargs.setdefault("formatter_class", _HelpFormatter)
+        super().__init__(*args, **kwargs)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does, but an unknown flag is refused here, where the flags that exist are known."""
+        namespace, rest = super().parse_known_args(args, namespace)
+        if rest:
+            known = [option for option in self._option_string_actions if option.startswith("--")]
+            close = difflib.get_close_matches(rest[0].partition("=")[0], known, n=1)
+            self.error(f"unknown argument {rest[0]}" + (f", did you mean {close[0]}?" if close else ""))
+        return namespace, rest
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line on stderr and exit with status 2."""
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help with one indented paragraph a flag, which stays readable with long names."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
+
+
+def markdown_table() -> str:
+    """The README's table: every flag of `paxserve serve`, its default and its meaning."""
+    lines = ["| flag | default | meaning |", "| --- | --- | --- |"]
+    for kind, title in SECTIONS.items():
+        lines.append(f"| **{title}** | | |")
+        for flag in flags_of(kind):
+            names = ", ".join(f"`{name}`" for name in (_markdown_option(flag), *ALIASES.get(flag.name, ())))
+            default = f"`{flag.shown_default}`" if flag.shown_default else ""
+            text = flag.help.replace("|", "\\|")
+            choices = _choices(flag)
+            lines.append(f"| {names} | {default} | {text}{choices} |")
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_option(flag: Flag) -> str:
+    is_switch = _argparse_options(flag).get("action") is argparse.BooleanOptionalAction
+    return f"--[no-]{flag.option[2:]}" if is_switch else flag.option
+
+
+def _choices(flag: Flag) -> str:
+    choices = _argparse_options(flag).get("choices")
+    return f" One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table of flags; `--markdown` is the only format."""
+    parser = FlagParser(prog="python -m paxserve.flags", description="Print the table of paxserve's flags.")
+    parser.add_argument("--markdown", action="store_true", required=True, help="as the README shows it")
+    parser.parse_args(arguments)
+    sys.stdout.write(markdown_table())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
