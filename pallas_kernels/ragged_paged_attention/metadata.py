@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from jaxtyping import Array, Int32
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int32
 
 
 class AttentionMetadata(NamedTuple):
@@ -22,3 +23,24 @@ class AttentionMetadata(NamedTuple):
     """Pages of each row in order; entries past `ceil(kv_len / page_size)` are arbitrary but in range."""
     num_decode_rows: Int32[Array, ""]
     """Rows `[0, num_decode_rows)` have exactly one query token."""
+
+
+class TokenPlaces(NamedTuple):
+    """Which row each query token belongs to, and its position in the row's sequence."""
+
+    rows: Int32[Array, " T"]
+    positions: Int32[Array, " T"]
+    is_real: Bool[Array, " T"]
+    """False for padding tokens, whose row and position mean nothing (but are in range)."""
+
+
+def token_places(metadata: AttentionMetadata, num_tokens: int) -> TokenPlaces:
+    """Row, position and reality of each of the batch's `num_tokens` query tokens."""
+    cu_q_lens, kv_lens = metadata.cu_q_lens, metadata.kv_lens
+    tokens = jnp.arange(num_tokens, dtype=jnp.int32)
+    # A token's row is the number of rows that end at or before it: a comparison with every row beats a search.
+    rows = jnp.sum(cu_q_lens[None, 1:] <= tokens[:, None], axis=1, dtype=jnp.int32)
+    rows = jnp.minimum(rows, kv_lens.shape[0] - 1)
+    positions = kv_lens[rows] - cu_q_lens[rows + 1] + tokens
+    is_real = tokens < cu_q_lens[-1]
+    return TokenPlaces(rows, jnp.where(is_real, positions, 0), is_real)
