@@ -101,7 +101,9 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         _expect(1 <= self.block_size <= 4096, "block_size", "between 1 and 4096", self.block_size)
-        _expect(0 < self.gpu_memory_utilization <= 1, "gpu_memory_utilization", "in (0, 1]", self.gpu_memory_utilization)
+        _expect(
+            0 < self.gpu_memory_utilization <= 1, "gpu_memory_utilization", "in (0, 1]", self.gpu_memory_utilization
+        )
         if self.kv_cache_memory_bytes is not None:
             size = parse_size(self.kv_cache_memory_bytes, "kv_cache_memory_bytes")
             object.__setattr__(self, "kv_cache_memory_bytes", size)
@@ -128,6 +130,13 @@ class SchedulerConfig:
             if value is not None:
                 object.__setattr__(self, name, parse_size(value, name))
                 _expect(getattr(self, name) >= 1, name, "at least 1", value)
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """`max_num_seqs` and `max_num_batched_tokens`, once the platform's defaults have filled them in."""
+        assert self.max_num_seqs is not None, "unresolved configuration"
+        assert self.max_num_batched_tokens is not None, "unresolved configuration"
+        return self.max_num_seqs, self.max_num_batched_tokens
 
 
 @dataclass(frozen=True, kw_only=True)

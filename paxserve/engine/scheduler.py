@@ -349,4 +349,3 @@ class Scheduler:
         self.pool.release(request.pages)
         self._free_slots.append(request.slot)
         request.pages, request.slot = [], -1
-

@@ -1,0 +1,201 @@
+"""One step's inputs, packed on the host into one int32 buffer and unpacked on the device at fixed offsets.
+
+One buffer is one transfer. What a request keeps from step to step (its page table, its sampling
+parameters) lives on the device in a table with a row a slot; only changes to it travel, as pairs of
+a flat index and a value, floats as their bits.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paxserve.engine.request import Request
+from paxserve.engine.scheduler import ScheduledRow, ScheduledStep
+from paxserve.sampling_params import SamplingParams
+
+PARAM_COLUMNS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "top_k",
+    "seed_low",
+    "seed_high",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "has_bias",
+    "has_penalties",
+)
+"""Columns of the slot table after the page table; the float ones hold float32 bits."""
+
+
+def _float_bits(value: float) -> int:
+    return int(np.float32(value).view(np.int32))
+
+
+def param_columns(request: Request) -> list[int]:
+    """The request's values for `PARAM_COLUMNS`."""
+    params = request.params
+    low, high = request.seed_words()
+    return [
+        0 if params.is_greedy else _float_bits(params.temperature),
+        _float_bits(params.top_p),
+        _float_bits(params.min_p),
+        params.top_k,
+        low,
+        high,
+        _float_bits(params.presence_penalty),
+        _float_bits(params.frequency_penalty),
+        _float_bits(params.repetition_penalty),
+        int(params.has_bias),
+        int(params.has_penalties),
+    ]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shape of one compiled step and where each field sits in its packed buffer."""
+
+    num_tokens: int
+    """T: most tokens the program computes."""
+    num_rows: int
+    """R: most requests that share it."""
+    num_deltas: int
+    """Changes to the slot table that travel with the step; more go ahead of it."""
+    is_rich: bool
+    """Whether the program can do log-probabilities, penalties and biases."""
+
+    @property
+    def fields(self) -> dict[str, tuple[int, int]]:
+        """Offset and length of each field, in int32 words."""
+        tokens, rows, deltas = self.num_tokens, self.num_rows, self.num_deltas
+        lengths = {
+            "token_ids": tokens,
+            "positions": tokens,
+            "cu_q_lens": rows + 1,
+            "kv_lens": rows,
+            "slots": rows,
+            "sample_positions": rows,
+            "samples": rows,
+            "num_decode_rows": 1,
+            "delta_indices": deltas,
+            "delta_values": deltas,
+        }
+        if self.is_rich:
+            lengths |= {"target_ids": tokens, "wants_logprobs": 1, "wants_prompt_logprobs": 1}
+        offsets, end = {}, 0
+        for name, length in lengths.items():
+            offsets[name] = (end, length)
+            end += length
+        return offsets
+
+    @property
+    def size(self) -> int:
+        """Words in the packed buffer."""
+        return sum(length for _, length in self.fields.values())
+
+
+class SlotTable:
+    """What the device's slot table holds, so that only changes are sent."""
+
+    def __init__(self, num_slots: int, max_pages: int) -> None:
+        self.num_slots = num_slots
+        self.max_pages = max_pages
+        self.width = max_pages + len(PARAM_COLUMNS)
+        self._owner: list[tuple[Request, int] | None] = [None] * num_slots
+        self._num_pages = [0] * num_slots
+
+    def changes(self, request: Request) -> tuple[list[int], list[int], bool]:
+        """Flat indices and values to write for this request, and whether it is new to its slot."""
+        slot, pages = request.slot, request.pages
+        owner = (request, request.num_preemptions)
+        base = slot * self.width
+        is_new = self._owner[slot] != owner
+        indices: list[int] = []
+        values: list[int] = []
+        if is_new:
+            self._owner[slot] = owner
+            self._num_pages[slot] = 0
+            first = base + self.max_pages
+            indices += range(first, first + len(PARAM_COLUMNS))
+            values += param_columns(request)
+        known = self._num_pages[slot]
+        if known < len(pages):
+            indices += range(base + known, base + len(pages))
+            values += pages[known:]
+            self._num_pages[slot] = len(pages)
+        return indices, values, is_new
+
+
+def _tokens_of(row: ScheduledRow) -> list[int]:
+    """The row's token ids; a token still on the device is named by its slot, as -1 - slot."""
+    request = row.request
+    tokens = request.token_ids[row.start : row.start + row.num_tokens]
+    if len(tokens) < row.num_tokens:
+        tokens.append(-1 - request.slot)
+    return tokens
+
+
+def pack(
+    step: ScheduledStep, layout: Layout, delta_indices: list[int], delta_values: list[int], table_size: int
+) -> np.ndarray:
+    """The packed int32 buffer of a step; padding rows and tokens are out of every range."""
+    buffer = np.zeros(layout.size, np.int32)
+    view = {name: buffer[offset : offset + length] for name, (offset, length) in layout.fields.items()}
+    rows = step.rows
+    count = len(rows)
+    num_tokens = [row.num_tokens for row in rows]
+    ends = np.cumsum(num_tokens)
+    total = int(ends[-1])
+    view["cu_q_lens"][1 : count + 1] = ends
+    view["cu_q_lens"][count + 1 :] = total
+    starts = np.fromiter((row.start for row in rows), np.int32, count)
+    view["kv_lens"][:count] = starts + num_tokens
+    view["slots"][:] = np.iinfo(np.int32).max
+    view["slots"][:count] = [row.request.slot for row in rows]
+    view["sample_positions"][:count] = [row.position for row in rows]
+    view["samples"][:count] = [row.samples for row in rows]
+    view["num_decode_rows"][0] = num_tokens.count(1)
+    tokens: list[int] = []
+    for row in rows:
+        tokens += _tokens_of(row)
+    view["token_ids"][:total] = tokens
+    view["positions"][:total] = np.repeat(starts - (ends - num_tokens), num_tokens) + np.arange(total)
+    view["delta_indices"][:] = table_size
+    view["delta_indices"][: len(delta_indices)] = delta_indices
+    view["delta_values"][: len(delta_values)] = delta_values
+    if layout.is_rich:
+        _pack_rich(step, view)
+    return buffer
+
+
+def _pack_rich(step: ScheduledStep, view: dict[str, np.ndarray]) -> None:
+    """What only the rich program reads: the prompt token after each query token, and what is wanted at all."""
+    end = 0
+    for row in step.rows:
+        request = row.request
+        if request.wants_prompt_logprobs and row.start < request.prompt_len - 1:
+            targets = request.token_ids[row.start + 1 : row.start + 1 + row.num_tokens]
+            view["target_ids"][end : end + len(targets)] = targets
+            view["wants_prompt_logprobs"][0] = 1
+        if request.params.logprobs is not None:
+            view["wants_logprobs"][0] = 1
+        end += row.num_tokens
+
+
+def needs_rich(step: ScheduledStep) -> bool:
+    """Whether some row wants what only the rich program does."""
+    for row in step.rows:
+        request, params = row.request, row.request.params
+        if row.samples:
+            is_biased = params.has_bias and (row.position < params.min_tokens or has_lasting_bias(params))
+            if params.logprobs is not None or params.has_penalties or is_biased:
+                return True
+        if request.wants_prompt_logprobs and row.start < request.prompt_len - 1:
+            return True
+    return False
+
+
+def has_lasting_bias(params: SamplingParams) -> bool:
+    """Whether logits are shifted or barred beyond the first `min_tokens` tokens."""
+    return bool(params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids)

@@ -1,0 +1,229 @@
+"""The engine core: loads and compiles a model, then turns requests into tokens, one step a call.
+
+Steps form a pipeline of depth one: a step is launched before the tokens of the step before it are read.
+"""
+
+import dataclasses
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+import numpy as np
+
+from models import find_architecture
+from pallas_kernels.ragged_paged_attention import pool_bytes_per_page
+from paxserve.config import EngineConfig
+from paxserve.engine.kv_cache import PagePool
+from paxserve.engine.model_runner import Launched, ModelRunner
+from paxserve.engine.request import expand_choices
+from paxserve.engine.scheduler import Scheduler
+from paxserve.errors import ConfigError, RequestError
+from paxserve.loaders.checkpoint import open_checkpoint
+from paxserve.loaders.weights import load_model
+from paxserve.messages import EngineOutput, EngineRequest, EngineStats, ModelInfo
+from paxserve.platform import configure_jax, detect_platform, kv_pool_bytes, resolve
+
+logger = logging.getLogger(__name__)
+
+COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+                       "frequency_penalty", "max_new_tokens")  # fmt: skip
+
+
+class EngineCore:
+    """One model on one device, its scheduler and its pipeline of launched steps."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        clock = _PhaseClock()
+        configure_jax(config.compile)
+        platform = detect_platform()
+        config = resolve(config, platform)
+        checkpoint = open_checkpoint(config.model)
+        architecture = find_architecture(checkpoint.hf_config)
+        model_config = architecture.Config.from_hf(checkpoint.hf_config)
+        dtype = platform.dtype(config.model.dtype, _checkpoint_dtype(checkpoint.hf_config))
+        max_model_len = _max_model_len(config.model.max_model_len, model_config.max_position_embeddings)
+        clock.end("open")
+        model = load_model(
+            architecture, model_config, checkpoint, dtype=jnp.dtype(dtype),
+            layer_execution=config.compile.layer_execution, max_model_len=max_model_len,
+            is_dummy=config.model.load_format == "dummy", seed=config.model.seed,
+        )  # fmt: skip
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
+        clock.end("load")
+        num_pages = _num_pages(config, platform, model.cache_spec, max_model_len)
+        self.runner = ModelRunner(model, config, num_pages=num_pages, max_model_len=max_model_len)
+        self.runner.compile()
+        clock.end("compile")
+        max_num_seqs, budget = config.scheduler.limits
+        pool = PagePool(num_pages, config.cache.block_size, enable_prefix_caching=config.cache.enable_prefix_caching)
+        self.scheduler = Scheduler(
+            pool, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget,
+            max_model_len=max_model_len, enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
+        )  # fmt: skip
+        self.config = config
+        self.model_info = ModelInfo(
+            max_model_len=max_model_len,
+            max_sequence_tokens=self.scheduler.max_sequence_tokens,
+            vocab_size=self.runner.shape.vocab_size,
+            num_pages=num_pages,
+            page_size=config.cache.block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            eos_token_ids=_eos_token_ids(checkpoint.hf_config, checkpoint.generation_config),
+            generation_config={
+                k: v for k, v in checkpoint.generation_config.items() if k in GENERATION_DEFAULTS and v is not None
+            },
+            dtype=dtype,
+            num_programs=self.runner.num_programs,
+            startup_seconds=clock.seconds,
+        )
+        self._depth = 2 if config.scheduler.async_scheduling else 1
+        self._launched: deque[Launched] = deque()
+        self._seeds = np.random.default_rng(config.model.seed)
+        self._num_arrivals = 0
+        self._aborted: list[EngineOutput] = []
+        self._seconds = dict.fromkeys(("schedule", "launch", "wait", "process"), 0.0)
+        self._compilations = _CompilationCounter()
+        logger.info(
+            "Ready: %d pages of %d tokens, %s", num_pages, config.cache.block_size,
+            ", ".join(f"{name} {seconds:.1f} s" for name, seconds in clock.seconds.items()),
+        )  # fmt: skip
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Queue a request. Raises `RequestError` if it can never run."""
+        length, limit = len(request.prompt_token_ids), self.model_info.max_sequence_tokens
+        if length == 0 or length > limit:
+            raise RequestError(f"The prompt must have 1 to {limit} tokens, got {length}.", "input_tokens")
+        n, seed = request.params.n, request.params.seed
+        if seed is None:
+            seeds = [int(word) for word in self._seeds.integers(0, 2**63, n)]
+        else:
+            seeds = [seed + index for index in range(n)]
+        self.scheduler.add(expand_choices(request, seeds, self._num_arrivals))
+        self._num_arrivals += 1
+
+    def abort_requests(self, targets: Iterable[tuple[str, int | None]]) -> None:
+        """End requests, or single choices of them, whoever still waits for their output hears "abort"."""
+        for request_id, index in targets:
+            for request in self.scheduler.abort(request_id, index):
+                self._aborted.append(
+                    EngineOutput(request_id=request_id, index=request.index, new_token_ids=[], finish_reason="abort")
+                )
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` still has something to do or to tell."""
+        return bool(self._launched or self._aborted) or self.scheduler.has_unfinished()
+
+    def step(self) -> list[EngineOutput]:
+        """Launch the next step, then wait for the one before it and return what it brought."""
+        outputs, self._aborted = self._aborted, []
+        started = time.perf_counter()
+        scheduled = self.scheduler.schedule()
+        planned = time.perf_counter()
+        if scheduled is not None:
+            self._launched.append(self.runner.launch(scheduled))
+        launched = time.perf_counter()
+        self._add_seconds(schedule=planned - started, launch=launched - planned)
+        if self._launched and (scheduled is None or len(self._launched) >= self._depth):
+            oldest = self._launched.popleft()
+            results = self.runner.read(oldest)
+            ready = time.perf_counter()
+            outputs += self.scheduler.update(oldest.step, results)
+            self._add_seconds(wait=ready - launched, process=time.perf_counter() - ready)
+        return outputs
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False while requests run."""
+        return self.scheduler.reset_prefix_cache()
+
+    def stats(self) -> EngineStats:
+        """Counters since start and gauges now."""
+        stats = self.scheduler.stats()
+        stats.num_programs = self.runner.num_programs
+        stats.recompilations = self._compilations.count
+        stats.step_seconds = dict(self._seconds)
+        return stats
+
+    def check_integrity(self) -> None:
+        """Assert the host's invariants; for tests."""
+        self.scheduler.check_integrity()
+
+    def _add_seconds(self, **phases: float) -> None:
+        for name, seconds in phases.items():
+            self._seconds[name] += seconds
+
+
+class _PhaseClock:
+    """Seconds between the ends of the phases of the start."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def end(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] = now - self._last
+        self._last = now
+
+
+class _CompilationCounter:
+    """Counts every compilation in this process from now on: once the engine is ready there should be none."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+
+    def _listen(self, event: str, duration: float, **details: Any) -> None:
+        if event == COMPILE_EVENT:
+            self.count += 1
+            logger.warning("A program was compiled while serving (%.1f s): this is a bug in paxserve", duration)
+
+
+def _checkpoint_dtype(hf_config: dict[str, Any]) -> str:
+    """The type the checkpoint was made in; transformers 5 says `dtype`, older ones `torch_dtype`."""
+    return str(hf_config.get("dtype") or hf_config.get("torch_dtype") or "bfloat16")
+
+
+def _max_model_len(wanted: int | None, trained: int) -> int:
+    if wanted is not None and wanted > trained:
+        raise ConfigError(
+            f"max_model_len={wanted} is more than the model's max_position_embeddings={trained}: positions beyond it "
+            "were never trained."
+        )
+    return wanted or trained
+
+
+def _num_pages(config: EngineConfig, platform: Any, spec: Any, max_model_len: int) -> int:
+    cache = config.cache
+    if cache.num_gpu_blocks_override is not None:
+        return cache.num_gpu_blocks_override
+    dtype = config.model.dtype if cache.kv_cache_dtype == "auto" else cache.kv_cache_dtype
+    page_bytes = pool_bytes_per_page(
+        config.compile.attention_backend, num_layers=spec.num_layers, page_size=cache.block_size,
+        num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=jnp.dtype(dtype),
+    )  # fmt: skip
+    pool_bytes = kv_pool_bytes(config, platform)
+    # No more pages than all sequences at their full length could use.
+    useful = config.scheduler.limits[0] * -(-max_model_len // cache.block_size)
+    count = min(pool_bytes // page_bytes, useful)
+    if count < 1:
+        raise ConfigError(
+            f"The KV pool gets {pool_bytes:,} bytes, less than one page of {page_bytes:,}: raise "
+            "kv_cache_memory_bytes or gpu_memory_utilization, or lower block_size."
+        )
+    return count
+
+
+def _eos_token_ids(*configs: dict[str, Any]) -> list[int]:
+    """All end-of-sequence ids that the checkpoint names, in order, without repeats."""
+    found: list[int] = []
+    for config in configs:
+        value = config.get("eos_token_id")
+        found += value if isinstance(value, list) else [] if value is None else [value]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,180 @@
+"""The one device step: embed, layers, logits of the rows that need them, sampling, update of the device state.
+
+`step(weights, pool, state, rich, packed) -> (pool, state, rich, out)` with pool and both states donated. Sampled
+tokens stay in `state.last_token`, where the next step finds them, so the host can launch it unseen.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float32, Int32
+
+from models.inputs import Batch, PagedKVCache
+from pallas_kernels.ragged_paged_attention import AttentionMetadata
+from paxserve.engine import sampler
+from paxserve.engine.batch import PARAM_COLUMNS, Layout
+
+
+class DeviceState(NamedTuple):
+    """What a request slot keeps from step to step."""
+
+    table: Int32[Array, " S*W"]
+    """Page table and sampling parameters of every slot, flat: see `batch.SlotTable`."""
+    last_token: Int32[Array, " S"]
+    """The last token sampled in each slot."""
+
+
+class RichState(NamedTuple):
+    """What a slot keeps for biases and penalties."""
+
+    bias: Float32[Array, "S V"]
+    output_counts: Int32[Array, "S V"]
+    in_prompt: Bool[Array, "S V"]
+
+
+class StepOutput(NamedTuple):
+    """What the host reads back; the last two only from rich programs."""
+
+    tokens: Int32[Array, " R"]
+    logprobs: sampler.TokenLogprobArrays | None
+    prompt_logprobs: sampler.TokenLogprobArrays | None
+
+
+class StepShape(NamedTuple):
+    """The fixed sizes that every program of an engine shares."""
+
+    num_slots: int
+    max_pages: int
+    vocab_size: int
+    num_top_logprobs: int
+    backend: str
+
+    @property
+    def width(self) -> int:
+        """Columns of the slot table."""
+        return self.max_pages + len(PARAM_COLUMNS)
+
+
+def make_step(graphdef: Any, treedef: Any, layout: Layout, shape: StepShape) -> Callable[..., Any]:
+    """The step function of one bucket, ready for `jax.jit` with arguments 1, 2 and 3 donated.
+
+    `weights` are the leaves of the model's state: passing the module itself through jit would cost
+    its flattening at every step.
+    """
+
+    def step(
+        weights: list[Array], pool: Any, state: DeviceState, rich: RichState | None, packed: Int32[Array, " L"]
+    ) -> tuple[Any, DeviceState, RichState | None, StepOutput]:
+        model = nnx.merge(graphdef, jax.tree.unflatten(treedef, weights))
+        fields = {name: packed[start : start + size] for name, (start, size) in layout.fields.items()}
+
+        # 1. Apply what changed in the slots, then look up this step's rows.
+        table = state.table.at[fields["delta_indices"]].set(fields["delta_values"], mode="drop")
+        slots = fields["slots"]
+        rows = table.reshape(shape.num_slots, shape.width).at[slots].get(mode="fill", fill_value=0)
+        params = dict(zip(PARAM_COLUMNS, rows[:, shape.max_pages :].T, strict=True))
+
+        # 2. Tokens still on the device are named by their slot.
+        ids = fields["token_ids"]
+        ids = jnp.where(ids < 0, state.last_token.at[-1 - ids].get(mode="clip"), ids)
+        cu_q_lens = fields["cu_q_lens"]
+        metadata = AttentionMetadata(
+            cu_q_lens, fields["kv_lens"], rows[:, : shape.max_pages], fields["num_decode_rows"][0]
+        )
+
+        # 3. The model, and the logits of each row's last token.
+        cache = PagedKVCache(pool, metadata, shape.backend)
+        hidden, cache = model(Batch(ids, fields["positions"]), cache)
+        logits = model.logits(hidden[jnp.maximum(cu_q_lens[1:] - 1, 0)])  # [R, V]
+
+        # 4. Sampling, and what the next step needs to know of it.
+        tensors = _sampling_tensors(params, fields["sample_positions"])
+        logprobs = prompt_logprobs = None
+        if layout.is_rich:
+            assert rich is not None
+            raw = logits
+            logits = _adjust(logits, rich, slots, params, tensors)
+        tokens = sampler.sample(logits, tensors)
+        if layout.is_rich:
+            assert rich is not None
+            logprobs, prompt_logprobs = _logprobs(model, hidden, raw, tokens, fields, shape)
+            counted = jnp.where((fields["samples"] > 0) & (params["has_penalties"] > 0), slots, shape.num_slots)
+            rich = rich._replace(output_counts=rich.output_counts.at[counted, tokens].add(1, mode="drop"))
+        sampled_slots = jnp.where(fields["samples"] > 0, slots, shape.num_slots)
+        last_token = state.last_token.at[sampled_slots].set(tokens, mode="drop")
+        return cache.pool, DeviceState(table, last_token), rich, StepOutput(tokens, logprobs, prompt_logprobs)
+
+    return step
+
+
+def _floats(bits: Int32[Array, " R"]) -> Float32[Array, " R"]:
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def _sampling_tensors(params: dict[str, Array], positions: Int32[Array, " R"]) -> sampler.SamplingTensors:
+    return sampler.SamplingTensors(
+        temperature=_floats(params["temperature"]),
+        top_k=params["top_k"],
+        top_p=_floats(params["top_p"]),
+        min_p=_floats(params["min_p"]),
+        seed=jax.lax.bitcast_convert_type(jnp.stack([params["seed_low"], params["seed_high"]], axis=1), jnp.uint32),
+        position=positions,
+        presence_penalty=_floats(params["presence_penalty"]),
+        frequency_penalty=_floats(params["frequency_penalty"]),
+        repetition_penalty=_floats(params["repetition_penalty"]),
+    )
+
+
+def _adjust(
+    logits: Float32[Array, "R V"],
+    rich: RichState,
+    slots: Int32[Array, " R"],
+    params: dict[str, Array],
+    tensors: sampler.SamplingTensors,
+) -> Float32[Array, "R V"]:
+    """Logits with penalties and biases, each paid for only when some row of the batch has them."""
+    has_bias, has_penalties = params["has_bias"] > 0, params["has_penalties"] > 0
+    rows = jnp.minimum(slots, rich.bias.shape[0] - 1)
+
+    def penalised(logits: Array) -> Array:
+        adjusted = sampler.apply_penalties(logits, rich.in_prompt[rows], rich.output_counts[rows], tensors)
+        return jnp.where(has_penalties[:, None], adjusted, logits)
+
+    def biased(logits: Array) -> Array:
+        return jnp.where(has_bias[:, None], logits + rich.bias[rows], logits)
+
+    logits = jax.lax.cond(has_penalties.any(), penalised, lambda logits: logits, logits)
+    return jax.lax.cond(has_bias.any(), biased, lambda logits: logits, logits)
+
+
+def _logprobs(
+    model: Any,
+    hidden: Float32[Array, "T D"],
+    logits: Float32[Array, "R V"],
+    tokens: Int32[Array, " R"],
+    fields: dict[str, Array],
+    shape: StepShape,
+) -> tuple[sampler.TokenLogprobArrays, sampler.TokenLogprobArrays]:
+    """Log-probabilities of the sampled tokens and of the prompt's, computed only if some row asked."""
+    num_top, targets = shape.num_top_logprobs, fields["target_ids"]
+
+    def zeros(count: int) -> sampler.TokenLogprobArrays:
+        top = (count, num_top)
+        return sampler.TokenLogprobArrays(
+            jnp.zeros(count), jnp.zeros(count, jnp.int32), jnp.zeros(top, jnp.int32), jnp.zeros(top)
+        )
+
+    sampled = jax.lax.cond(
+        fields["wants_logprobs"][0] > 0,
+        lambda: sampler.gather_logprobs(logits, tokens, num_top),
+        lambda: zeros(tokens.shape[0]),
+    )
+    prompt = jax.lax.cond(
+        fields["wants_prompt_logprobs"][0] > 0,
+        lambda: sampler.prompt_logprobs(hidden, model.logits, targets, num_top),
+        lambda: zeros(targets.shape[0]),
+    )
+    return sampled, prompt

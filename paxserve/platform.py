@@ -1,0 +1,97 @@
+"""What the engine does differently on CPU, GPU and TPU: the defaults that the user's `None` and "auto" stand for."""
+
+import dataclasses
+import os
+from dataclasses import dataclass
+
+import jax
+
+from paxserve.config import CompileConfig, EngineConfig, cache_root
+
+CPU_XLA_FLAGS = ("--xla_cpu_prefer_vector_width=512",)
+"""Measured in docs/performance.md; they act only on XLA:CPU."""
+
+CPU_KV_POOL_BYTES = int(1.25 * 2**30)
+"""Default KV pool on CPU, where the memory is shared with everything else on the machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Platform:
+    """The defaults of one kind of device."""
+
+    kind: str
+    """"cpu", "gpu" or "tpu"."""
+    attention_backend: str
+    layer_execution: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+    def dtype(self, wanted: str, checkpoint_dtype: str) -> str:
+        """The weights' type: float32 on CPU unless asked otherwise, because bfloat16 matmuls are slow there."""
+        wanted = {"half": "float16", "float": "float32"}.get(wanted, wanted)
+        if wanted != "auto":
+            return wanted
+        return "float32" if self.kind == "cpu" else checkpoint_dtype
+
+
+PLATFORMS = {
+    "cpu": Platform(
+        kind="cpu", attention_backend="xla", layer_execution="unrolled", max_num_seqs=64, max_num_batched_tokens=512
+    ),
+    "gpu": Platform(
+        kind="gpu", attention_backend="xla", layer_execution="scanned", max_num_seqs=256, max_num_batched_tokens=2048
+    ),
+    "tpu": Platform(
+        kind="tpu", attention_backend="xla", layer_execution="scanned", max_num_seqs=256, max_num_batched_tokens=2048
+    ),
+}
+
+
+def configure_jax(config: CompileConfig) -> None:
+    """Set XLA's flags and the persistent compilation cache; call before anything touches a device."""
+    present = os.environ.get("XLA_FLAGS", "")
+    missing = [flag for flag in CPU_XLA_FLAGS if flag.split("=")[0] not in present]
+    os.environ["XLA_FLAGS"] = " ".join([present, *missing]).strip()
+    folder = config.compilation_cache_dir
+    if folder is None:
+        folder = str(cache_root() / "compiled")
+    if folder:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def detect_platform() -> Platform:
+    """The platform of jax's default backend."""
+    backend = jax.default_backend()
+    return PLATFORMS["gpu" if backend in ("gpu", "cuda", "rocm") else backend]
+
+
+def resolve(config: EngineConfig, platform: Platform) -> EngineConfig:
+    """The configuration with the platform's defaults in place of what was left open."""
+    scheduler, compile_ = config.scheduler, config.compile
+    max_num_seqs = scheduler.max_num_seqs or platform.max_num_seqs
+    budget = scheduler.max_num_batched_tokens or max(platform.max_num_batched_tokens, max_num_seqs)
+    auto_backend = compile_.attention_backend == "auto"
+    auto_layers = compile_.layer_execution == "auto"
+    return dataclasses.replace(
+        config,
+        scheduler=dataclasses.replace(scheduler, max_num_seqs=min(max_num_seqs, budget), max_num_batched_tokens=budget),
+        compile=dataclasses.replace(
+            compile_,
+            attention_backend=platform.attention_backend if auto_backend else compile_.attention_backend,
+            layer_execution=platform.layer_execution if auto_layers else compile_.layer_execution,
+        ),
+    )
+
+
+def kv_pool_bytes(config: EngineConfig, platform: Platform) -> int:
+    """Bytes the KV pool may take, now that the weights are loaded."""
+    if config.cache.kv_cache_memory_bytes is not None:
+        return config.cache.kv_cache_memory_bytes
+    if platform.kind == "cpu":
+        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return min(CPU_KV_POOL_BYTES, available // 2)
+    stats = jax.local_devices()[0].memory_stats() or {}
+    limit, in_use = stats.get("bytes_limit", 0), stats.get("bytes_in_use", 0)
+    return int(limit * config.cache.gpu_memory_utilization) - in_use
