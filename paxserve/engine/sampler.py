@@ -1,4 +1,4 @@
-"""Choice of the next tokens on the device, inside the jitted step: greedy, or random with temperature, min-p, top-k, top-p.
+"""Choice of the next tokens on the device, inside the jitted step: greedy, or by temperature, min-p, top-k and top-p.
 
 A row's token depends on its logits, parameters, seed and position alone, never on the other rows or how many there are.
 """
