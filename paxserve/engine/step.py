@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from models.inputs import Batch, PagedKVCache
 from pallas_kernels.ragged_paged_attention import AttentionMetadata
-from paxserve.engine import sampler
+from paxserve.engine import sampler, token_logprobs
 from paxserve.engine.batch import PARAM_COLUMNS, Layout
 
 
@@ -39,8 +39,8 @@ class StepOutput(NamedTuple):
     """What the host reads back; the last two only from rich programs."""
 
     tokens: Int32[Array, " R"]
-    logprobs: sampler.TokenLogprobArrays | None
-    prompt_logprobs: sampler.TokenLogprobArrays | None
+    logprobs: token_logprobs.Logprobs | None
+    prompt_logprobs: token_logprobs.Logprobs | None
 
 
 class StepShape(NamedTuple):
@@ -157,24 +157,24 @@ def _logprobs(
     tokens: Int32[Array, " R"],
     fields: dict[str, Array],
     shape: StepShape,
-) -> tuple[sampler.TokenLogprobArrays, sampler.TokenLogprobArrays]:
+) -> tuple[token_logprobs.Logprobs, token_logprobs.Logprobs]:
     """Log-probabilities of the sampled tokens and of the prompt's, computed only if some row asked."""
     num_top, targets = shape.num_top_logprobs, fields["target_ids"]
 
-    def zeros(count: int) -> sampler.TokenLogprobArrays:
+    def zeros(count: int) -> token_logprobs.Logprobs:
         top = (count, num_top)
-        return sampler.TokenLogprobArrays(
+        return token_logprobs.Logprobs(
             jnp.zeros(count), jnp.zeros(count, jnp.int32), jnp.zeros(top, jnp.int32), jnp.zeros(top)
         )
 
     sampled = jax.lax.cond(
         fields["wants_logprobs"][0] > 0,
-        lambda: sampler.gather_logprobs(logits, tokens, num_top),
+        lambda: token_logprobs.gather_logprobs(logits, tokens, num_top),
         lambda: zeros(tokens.shape[0]),
     )
     prompt = jax.lax.cond(
         fields["wants_prompt_logprobs"][0] > 0,
-        lambda: sampler.prompt_logprobs(hidden, model.logits, targets, num_top),
+        lambda: token_logprobs.prompt_logprobs(hidden, model.logits, targets, num_top),
         lambda: zeros(targets.shape[0]),
     )
     return sampled, prompt
