@@ -7,34 +7,37 @@ VENV        ?= .venv
 MODEL       ?= smollm2-135m-instruct
 ARGS        ?=
 
-# What the machine has: a TPU (a device file beside one of Google's PCI accelerators, or a TPU VM's environment),
-# an NVIDIA GPU, else the CPU. Say ACCELERATOR=cpu, cuda, cuda12 or tpu to decide yourself.
+# What the machine has: a TPU (a device file, and Google's accelerator on the PCI bus or a TPU VM's environment),
+# an NVIDIA GPU (with a driver too old for CUDA 13, CUDA 12), else the CPU. ACCELERATOR=cpu, cuda, cuda12 or tpu decides.
 TPU_PCI_IDS := 0x0027|0x0056|0x005e|0x0062|0x0063|0x006f|0x0076
-ACCELERATOR ?= $(shell \
-  if ls /dev/accel* /dev/vfio/[0-9]* >/dev/null 2>&1 && { \
-       env | grep -qE '^(TPU_NAME|TPU_ACCELERATOR_TYPE|TPU_WORKER_ID|TPU_SKIP_MDS_QUERY)='; \
-       grep -lsx 0x1ae0 /sys/bus/pci/devices/*/vendor | sed 's,/vendor$$,/device,' | xargs -r grep -qsxE '$(TPU_PCI_IDS)'; \
-     } ; then echo tpu; \
-  elif [ -e /dev/nvidia0 ] || nvidia-smi >/dev/null 2>&1; then \
-       driver=$$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 | cut -d. -f1); \
-       if [ "$${driver:-580}" -lt 580 ]; then echo cuda12; else echo cuda; fi; \
+ifndef ACCELERATOR
+ACCELERATOR := $(shell \
+  has_tpu_file() { ls /dev/accel* /dev/vfio/[0-9]* 2>/dev/null | grep -q .; }; \
+  has_tpu_env() { env | grep -qE '^TPU_(NAME|ACCELERATOR_TYPE|WORKER_ID)='; }; \
+  has_tpu_pci() { grep -lsx 0x1ae0 /sys/bus/pci/devices/*/vendor | sed 's,vendor$$,device,' | xargs -r grep -qxE '$(TPU_PCI_IDS)'; }; \
+  driver() { nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 | cut -d. -f1 | grep -x '[0-9]*'; }; \
+  if has_tpu_file && { has_tpu_env || has_tpu_pci; }; then echo tpu; \
+  elif major=$$(driver); then if [ "$$major" -lt 580 ]; then echo cuda12; else echo cuda; fi; \
+  elif [ -e /dev/nvidia0 ]; then echo cuda; \
   else echo cpu; fi)
+endif
 
-# The versions that CI tests are exact on the Python they were resolved for; on any other, or with LOCK=, the newest.
-LOCK        ?= $(shell $(PYTHON) -c 'import sys; print("requirements.lock" if sys.version_info[:2] == (3, 11) else "")' 2>/dev/null)
-CONSTRAINTS  = $(if $(LOCK),--constraint $(LOCK))
+# The versions that CI tests, exact on the Python they were resolved for; on any other, or with LOCK= set to nothing,
+# the newest that pyproject.toml allows.
+ifeq ($(origin LOCK),undefined)
+LOCK        := $(shell $(PYTHON) -c 'import sys; print("requirements.lock" * (sys.version_info[:2] == (3, 11)))' 2>/dev/null)
+endif
+CONSTRAINTS := $(if $(LOCK),--constraint $(LOCK))
 
 BIN         := $(VENV)/bin
 INSTALL      = $(BIN)/python -m pip install --disable-pip-version-check --quiet $(CONSTRAINTS)
-comma       := ,
-HARDWARE     = $(filter-out cpu,$(ACCELERATOR))
 SOURCES     := pyproject.toml $(wildcard requirements.lock)
 
-.PHONY: help serve install test check format lock clean
+.PHONY: help serve install test lint lint-format lint-code lint-imports lint-types check format lock clean
 .DEFAULT_GOAL := help
 
 help:  ## show these commands
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 serve: $(VENV)/installed-$(ACCELERATOR)  ## serve MODEL (by default a small demo model, fetched once), with ARGS
 	$(BIN)/paxserve serve $(MODEL) $(ARGS)
@@ -44,12 +47,21 @@ install: $(VENV)/installed-$(ACCELERATOR)  ## install paxserve for this machine'
 test: $(VENV)/installed-test  ## run the default tests, with ARGS for pytest
 	$(BIN)/python -m pytest $(ARGS)
 
-check: $(VENV)/installed-dev  ## format, lint, types, direction of imports, tests
+lint: lint-format lint-code lint-imports lint-types  ## format, lint, direction of imports, types
+
+lint-format: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
+
+lint-code: $(VENV)/installed-dev
 	$(BIN)/ruff check .
+
+lint-imports: $(VENV)/installed-dev
 	$(BIN)/lint-imports
-	$(BIN)/pyright
-	$(BIN)/python -m pytest $(ARGS)
+
+lint-types: $(VENV)/installed-dev
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+check: lint test  ## all that CI checks
 
 format: $(VENV)/installed-dev  ## format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix .

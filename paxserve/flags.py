@@ -126,10 +126,17 @@ def _json_object(text: str) -> dict[str, Any]:
 
 def engine_config(arguments: argparse.Namespace) -> config.EngineConfig:
     """The engine's configuration from parsed flags. Raises `ConfigError` when they do not fit together."""
+    return config.EngineConfig.from_flags(**engine_arguments(arguments))
+
+
+def engine_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The engine's flags that were given, as `LLM(...)` takes them. Raises `ConfigError` when there is no model."""
     given = _given(arguments, ENGINE_SECTIONS)
     if "model" not in given:
-        raise ConfigError("Which model? Give a folder, hub name or .gguf file, or the demo's alias smollm2-135m-instruct.")
-    return config.EngineConfig.from_flags(**given)
+        raise ConfigError(
+            "Which model? Give a folder, hub name or .gguf file, or the demo's alias smollm2-135m-instruct."
+        )
+    return given
 
 
 def server_config(arguments: argparse.Namespace) -> config.ServerConfig:

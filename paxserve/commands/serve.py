@@ -2,8 +2,8 @@
 
 import argparse
 
-from paxserve.flags import ENGINE_SECTIONS, add_flags, engine_config, server_config
 from paxserve.config import ServerConfig
+from paxserve.flags import ENGINE_SECTIONS, add_flags, engine_config, server_config
 
 USAGE = "MODEL [flags]"
 DESCRIPTION = """\
