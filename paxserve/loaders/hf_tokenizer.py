@@ -1,0 +1,98 @@
+"""The tokenizer of a Hugging Face folder, read without transformers, whose import alone costs a second or more."""
+
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from paxserve.errors import ConfigError
+from paxserve.loaders.json_file import read_optional_json_object
+from paxserve.loaders.tokenizer import DEFAULT_TEMPLATE, Tokenizer
+
+SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+OTHER_TOKENIZER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+
+
+def load_folder_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer in the folder `path`, from tokenizer.json or else whatever transformers can convert."""
+    config = read_optional_json_object(path / "tokenizer_config.json")
+    special_tokens = _special_tokens(read_optional_json_object(path / "special_tokens_map.json"))
+    special_tokens |= _special_tokens(config)
+    if (path / "tokenizer.json").is_file():
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+        except Exception as error:  # the tokenizers package raises bare Exception
+            raise ConfigError(f"{path / 'tokenizer.json'} cannot be read: {error}.") from error
+        _add_missing_tokens(backend, config, special_tokens)
+    else:
+        backend = _convert_with_transformers(path)
+    if "add_bos_token" in config or "add_eos_token" in config:
+        _set_edge_tokens(
+            backend,
+            bos=special_tokens.get("bos_token") if config.get("add_bos_token") else None,
+            eos=special_tokens.get("eos_token") if config.get("add_eos_token") else None,
+        )
+    return Tokenizer(backend, special_tokens=special_tokens, chat_templates=_chat_templates(path, config))
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Text of each special token; stored either plain or as {"content": text, …}."""
+    texts = {}
+    for role in SPECIAL_ROLES:
+        value = config.get(role)
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            texts[role] = value
+    return texts
+
+
+def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
+    """Tokens that tokenizer_config.json adds on top of tokenizer.json, in the order of their ids."""
+    decoder = config.get("added_tokens_decoder") or {}
+    present = {token.content for token in backend.get_added_tokens_decoder().values()}
+    for _, entry in sorted(decoder.items(), key=lambda item: int(item[0])):
+        if entry["content"] in present:
+            continue
+        options = {
+            name: entry[name] for name in ("single_word", "lstrip", "rstrip", "normalized", "special") if name in entry
+        }
+        backend.add_tokens([tokenizers.AddedToken(entry["content"], **options)])
+        present.add(entry["content"])
+    missing = [text for text in dict.fromkeys(special_tokens.values()) if text not in present]
+    backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in missing])
+
+
+def _set_edge_tokens(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:
+    """Make `backend` add exactly these tokens before and after a text, whatever tokenizer.json said."""
+    edges = [token for token in (bos, eos) if token is not None]
+    single = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
+    special = [(token, backend.token_to_id(token)) for token in dict.fromkeys(edges)]
+    backend.post_processor = TemplateProcessing(single=single, special_tokens=special)
+
+
+def _chat_templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Templates by name: chat_template.jinja wins over tokenizer_config.json, as in transformers."""
+    templates: dict[str, str] = {}
+    stored = config.get("chat_template") or read_optional_json_object(path / "chat_template.json").get("chat_template")
+    if isinstance(stored, str):
+        templates[DEFAULT_TEMPLATE] = stored
+    elif isinstance(stored, list):
+        templates |= {entry["name"]: entry["template"] for entry in stored}
+    files = {file.stem: file for file in (path / "additional_chat_templates").glob("*.jinja")}
+    if (path / "chat_template.jinja").is_file():
+        files[DEFAULT_TEMPLATE] = path / "chat_template.jinja"
+    return templates | {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+
+
+def _convert_with_transformers(path: Path) -> tokenizers.Tokenizer:
+    if not any((path / name).is_file() for name in OTHER_TOKENIZER_FILES):
+        raise ConfigError(f"{path} has no tokenizer.json: name a folder that has one with --tokenizer.")
+    from transformers import AutoTokenizer  # only here: it would double the start time of every other model
+
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True).backend_tokenizer
+    except (OSError, ValueError, ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} has no tokenizer.json, and transformers cannot convert what it has: {error}"
+        ) from error

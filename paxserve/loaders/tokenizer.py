@@ -1,0 +1,117 @@
+"""The one tokenizer class of the engine, wherever the vocabulary was read from."""
+
+import functools
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tokenizers
+
+from paxserve.errors import RequestError
+from paxserve.loaders.chat_template import render_chat
+
+DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
+
+
+class Tokenizer:
+    """Text to token ids and back; safe to call from several threads.
+
+    `backend` is the `tokenizers.Tokenizer` underneath. To decode a stream token by token, make one
+    `tokenizers.decoders.DecodeStream(skip_special_tokens=…)` a sequence and call `step(tokenizer.backend, token_id)`:
+    it returns the new text, or None while a character is incomplete.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_templates: Mapping[str, str] | None = None,
+    ) -> None:
+        """`special_tokens` maps roles such as bos_token to text; `chat_templates` maps names to Jinja."""
+        backend.no_padding()
+        backend.no_truncation()
+        self.backend = backend
+        self.special_tokens = dict(special_tokens or {})
+        self.chat_templates = dict(chat_templates or {})
+        added = backend.get_added_tokens_decoder()
+        special_ids = {token_id for token_id, token in added.items() if token.special}
+        special_ids |= {i for i in map(self._special_id, self.special_tokens) if i is not None}
+        self.all_special_ids: list[int] = sorted(special_ids)
+        self.bos_token_id: int | None = self._special_id("bos_token")
+        self.eos_token_id: int | None = self._special_id("eos_token")
+        self.pad_token_id: int | None = self._special_id("pad_token")
+        # Added tokens may leave gaps, so the last id counts, not the number of tokens.
+        self.vocab_size: int = max(backend.get_vocab_size(with_added_tokens=True), 1 + max(added, default=0))
+        self._lock = threading.Lock()
+        self._literal_backend: tokenizers.Tokenizer | None = None
+
+    @property
+    def chat_template(self) -> str | None:
+        """The checkpoint's chat template, None if it has none."""
+        return self.chat_templates.get(DEFAULT_TEMPLATE)
+
+    @functools.cached_property
+    def max_token_chars(self) -> int:
+        """Characters of the longest token: a text of N times as many has more than N tokens."""
+        return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=1)
+
+    def encode(self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True) -> list[int]:
+        """The ids of `text`, with BOS and the like if `add_special_tokens`.
+
+        Without `parse_special`, special tokens that are spelled out in the text are text like any other.
+        """
+        backend = self.backend if parse_special else self._get_literal_backend()
+        return backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`, exactly as streaming would give it (no clean-up of spaces)."""
+        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]:
+        """The vocabulary's spelling of each id, None for an id that it lacks."""
+        return [self.backend.id_to_token(token_id) for token_id in ids]
+
+    def convert_tokens_to_ids(self, tokens: Sequence[str]) -> list[int | None]:
+        """The id of each vocabulary entry, None for an entry that there is not."""
+        return [self.backend.token_to_id(token) for token in tokens]
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt for a chat, to be encoded with `add_special_tokens=False`: templates write BOS themselves.
+
+        `chat_template` replaces the checkpoint's; `kwargs` are passed to it. `RequestError` when there is no
+        template, or the template refuses the messages.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt exclude each other.", param="continue_final_message"
+            )
+        named = self.chat_templates.get(TOOL_TEMPLATE) if tools else None
+        template = chat_template or named or self.chat_template
+        if not template:
+            raise RequestError("The model has no chat template: give one, or use completions.", param="messages")
+        context = {**self.special_tokens, "documents": None, **kwargs}
+        context |= {"tools": list(tools) if tools else None, "add_generation_prompt": add_generation_prompt}
+        return render_chat(template, messages, continue_final_message=continue_final_message, **context)
+
+    def _special_id(self, role: str) -> int | None:
+        token = self.special_tokens.get(role)
+        return None if token is None else self.backend.token_to_id(token)
+
+    def _get_literal_backend(self) -> tokenizers.Tokenizer:
+        # A second one, because encode_special_tokens is a setting of the whole object, not of a call.
+        with self._lock:
+            if self._literal_backend is None:
+                literal = tokenizers.Tokenizer.from_str(self.backend.to_str())
+                literal.encode_special_tokens = True
+                self._literal_backend = literal
+            return self._literal_backend
