@@ -10,31 +10,52 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paxserve.config import EngineConfig
+    from paxserve.errors import ConfigError, EngineDeadError, PaxserveError, RequestError
     from paxserve.llm import LLM
-    from paxserve.outputs import CompletionOutput, RequestOutput
+    from paxserve.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
     from paxserve.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "ConfigError",
+    "EngineConfig",
+    "EngineDeadError",
+    "Logprob",
+    "PaxserveError",
+    "RequestError",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
 
+# Loaded on first use: `paxserve --help` and the HTTP client commands must not wait for jax.
 _HOMES = {
     "LLM": "paxserve.llm",
     "SamplingParams": "paxserve.sampling_params",
-    "CompletionOutput": "paxserve.outputs",
-    "RequestOutput": "paxserve.outputs",
+    "EngineConfig": "paxserve.config",
+    **dict.fromkeys(("ConfigError", "EngineDeadError", "PaxserveError", "RequestError"), "paxserve.errors"),
+    **dict.fromkeys(("CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput"), "paxserve.outputs"),
 }
-# Loaded on first use: `paxserve --help` and the HTTP client commands must not wait for jax.
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
 
 
-def _check_siblings() -> None:
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _check_siblings(home: Path) -> None:
     """Refuse to start when another project's top-level package shadows one of ours."""
-    home = Path(__file__).resolve().parent.parent
     for name in ("models", "pallas_kernels", "sharding"):
         spec = find_spec(name)
         found = Path(spec.origin).resolve().parent.parent if spec and spec.origin else None
@@ -45,4 +66,4 @@ def _check_siblings() -> None:
             )
 
 
-_check_siblings()
+_check_siblings(Path(__file__).resolve().parent.parent)

@@ -1,0 +1,249 @@
+"""The offline API: prompts in, outputs back, with the engine in this process."""
+
+import itertools
+import numbers
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from paxserve.chat import Message, encode_chat, render_chat_text
+from paxserve.config import EngineConfig
+from paxserve.engine.engine_core import EngineCore
+from paxserve.engine.input_processor import InputProcessor, Prompt, prompt_text
+from paxserve.engine.output_processor import OutputKind, OutputProcessor
+from paxserve.errors import EngineDeadError, RequestError
+from paxserve.loaders.checkpoint import open_tokenizer
+from paxserve.loaders.tokenizer import Tokenizer
+from paxserve.messages import EngineRequest, EngineStats
+from paxserve.outputs import RequestOutput
+from paxserve.sampling_params import SamplingParams
+
+MAX_DRAIN_STEPS = 8
+"""Steps that may still be on their way when everything has been aborted; far more than the pipeline's depth."""
+
+PROGRESS_SECONDS = 0.5
+
+ParamsChoice = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """A model ready to generate. Arguments are the engine's flags, as `paxserve serve --help` lists them.
+
+    Not safe to call from several threads. An unknown argument raises `ConfigError`.
+    """
+
+    def __init__(self, model: str, **flags: Any) -> None:
+        self.config = EngineConfig.from_flags(model=model, **flags)
+        model_config = self.config.model
+        self._tokenizer = None if model_config.skip_tokenizer_init else open_tokenizer(model_config)
+        self._core = EngineCore(self.config)
+        self._inputs = InputProcessor.for_model(model_config, self._tokenizer, self._core.model_info)
+        self._outputs = OutputProcessor(self._tokenizer)
+        self._request_ids = map(str, itertools.count())
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: ParamsChoice = None,
+        use_tqdm: bool | Callable[..., tqdm] = True,
+    ) -> list[RequestOutput]:
+        """The outputs of all prompts, in their order.
+
+        A prompt is a text, a list of token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`; parameters are
+        one for all, or a list with one for each. If one prompt is refused (`RequestError`), none is run.
+        """
+        prompts = _as_prompts(prompts)
+        params = self._as_params(sampling_params, len(prompts))
+        requests = [
+            (self._inputs.process(next(self._request_ids), prompt, own_params), prompt_text(prompt))
+            for prompt, own_params in zip(prompts, params, strict=True)
+        ]
+        return self._run(requests, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: ParamsChoice = None,
+        use_tqdm: bool | Callable[..., tqdm] = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """The answers to one conversation (a list of messages), or to each of a list of them."""
+        tokenizer = self.get_tokenizer()
+        prompts: list[Prompt] = []
+        for conversation in _as_conversations(messages):
+            text = render_chat_text(
+                tokenizer,
+                conversation,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            prompts.append({"prompt": text, "prompt_token_ids": encode_chat(tokenizer, text)})
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises `RequestError` with `skip_tokenizer_init`."""
+        if self._tokenizer is None:
+            raise RequestError("There is no tokenizer: skip_tokenizer_init is set.")
+        return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters that are used when none are given: the model's generation config over the neutral values."""
+        return self._inputs.default_sampling_params()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; whether that was possible."""
+        return self._core.reset_prefix_cache()
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters of the engine."""
+        return self._core.stats()
+
+    def _as_params(self, sampling_params: ParamsChoice, count: int) -> list[SamplingParams]:
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
+        if isinstance(sampling_params, SamplingParams):
+            return [sampling_params] * count
+        if not isinstance(sampling_params, Sequence) or not all(isinstance(p, SamplingParams) for p in sampling_params):
+            raise RequestError("sampling_params must be SamplingParams or a list of them.", "sampling_params")
+        if len(sampling_params) != count:
+            raise RequestError(
+                f"sampling_params must be one for all or one a prompt, got {len(sampling_params)} for {count} prompts.",
+                "sampling_params",
+            )
+        return list(sampling_params)
+
+    def _run(
+        self, requests: Sequence[tuple[EngineRequest, str | None]], use_tqdm: bool | Callable[..., tqdm]
+    ) -> list[RequestOutput]:
+        """Run all requests to their end; whatever goes wrong, nothing of them is left behind."""
+        finished: dict[str, RequestOutput] = {}
+        progress = _Progress(len(requests), use_tqdm)
+        try:
+            with _deferred_interrupt() as is_interrupted:
+                for request, text in requests:
+                    self._outputs.add(request, text, kind=OutputKind.FINAL_ONLY)
+                    self._core.add_request(request)
+                while self._outputs.num_unfinished:
+                    if is_interrupted():
+                        raise KeyboardInterrupt
+                    self._step(finished, progress)
+        except BaseException:
+            self._abort_all()
+            raise
+        finally:
+            progress.close()
+        self._drain()
+        return [finished[request.request_id] for request, _ in requests]
+
+    def _step(self, finished: dict[str, RequestOutput], progress: "_Progress") -> None:
+        if not self._core.has_unfinished_requests():
+            raise EngineDeadError("The engine has nothing left to run, yet some requests were not answered.")
+        outputs = self._core.step()
+        done, aborts = self._outputs.process(outputs)
+        if aborts:
+            self._core.abort_requests(aborts)
+        finished |= {output.request_id: output for output in done}
+        progress.note(sum(len(output.new_token_ids) for output in outputs), done)
+
+    def _abort_all(self) -> None:
+        request_ids = self._outputs.request_ids()
+        self._outputs.abort(request_ids)
+        self._core.abort_requests([(request_id, None) for request_id in request_ids])
+        # What went wrong is being raised; if the core is broken, a second error would only hide it.
+        with suppress(Exception):
+            self._drain()
+
+    def _drain(self) -> None:
+        """Let the steps that are on their way retire, so that their pages are free."""
+        for _ in range(MAX_DRAIN_STEPS):
+            if not self._core.has_unfinished_requests():
+                return
+            self._core.step()
+
+
+class _Progress:
+    """A bar of finished requests with tokens a second, or nothing at all."""
+
+    def __init__(self, count: int, use_tqdm: bool | Callable[..., tqdm]) -> None:
+        make_bar = use_tqdm if callable(use_tqdm) else tqdm
+        self.bar = make_bar(total=count, desc="Processed prompts", dynamic_ncols=True) if use_tqdm else None
+        self.started = self.shown = time.perf_counter()
+        self.num_prompt_tokens = 0
+        self.num_output_tokens = 0
+
+    def note(self, num_new_tokens: int, done: Sequence[RequestOutput]) -> None:
+        """Count what a step brought."""
+        if self.bar is None:
+            return
+        now = time.perf_counter()
+        self.num_output_tokens += num_new_tokens
+        self.num_prompt_tokens += sum(len(output.prompt_token_ids) for output in done)
+        if done or now - self.shown > PROGRESS_SECONDS:
+            self.shown = now
+            seconds = max(now - self.started, 1e-9)
+            rates = f"{self.num_prompt_tokens / seconds:.1f}, output: {self.num_output_tokens / seconds:.1f}"
+            self.bar.set_postfix_str(f"toks/s input: {rates}", refresh=not done)
+            self.bar.update(len(done))
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self.bar is not None:
+            self.bar.close()
+
+
+@contextmanager
+def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Makes Ctrl-C wait for the end of a step, so that it never cuts one in two; a second one does not wait.
+
+    Only in the main thread and only where Python's own handler is in place.
+    """
+    is_set = threading.Event()
+    is_ours = threading.current_thread() is threading.main_thread()
+    if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield is_set.is_set
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        if is_set.is_set():
+            signal.default_int_handler(number, frame)
+        is_set.set()
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield is_set.is_set
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if is_set.is_set():
+        # It came with the last step: the caller still wanted to stop.
+        raise KeyboardInterrupt
+
+
+def _as_prompts(prompts: Any) -> list[Prompt]:
+    """The prompts one by one; a text, a mapping or a list of ids is a single one."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    prompts = list(prompts)
+    if prompts and isinstance(prompts[0], numbers.Integral):
+        return [prompts]
+    return prompts
+
+
+def _as_conversations(messages: Any) -> list[Any]:
+    """The conversations one by one; a list of messages is a single one."""
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
+        raise RequestError("messages must be a list of messages, or a list of such lists.", "messages")
+    if messages and all(isinstance(conversation, (list, tuple)) for conversation in messages):
+        return list(messages)
+    return [messages]
