@@ -36,8 +36,12 @@ def error_text(body: bytes | str) -> str:
     """What went wrong, from the body of a failed answer, whatever its shape."""
     text = body.decode(errors="replace") if isinstance(body, bytes) else body
     try:
-        loaded = json.loads(text)
+        return error_message(json.loads(text))
     except ValueError:
         return text.strip()[:500] or "no details"
-    error = loaded.get("error", loaded) if isinstance(loaded, dict) else loaded
+
+
+def error_message(answer: Any) -> str:
+    """The message in an answer or event that is, or holds, an error as OpenAI, FastAPI or vLLM shape it."""
+    error = answer.get("error", answer) if isinstance(answer, dict) else answer
     return str(error.get("message", error) if isinstance(error, dict) else error)

@@ -92,6 +92,25 @@ class LLM:
             prompts.append({"prompt": text, "prompt_token_ids": encode_chat(tokenizer, text)})
         return self.generate(prompts, sampling_params, use_tqdm)
 
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """What each step adds to the output of one prompt; closing the iterator, or Ctrl-C, ends the request."""
+        params = sampling_params or self.get_default_sampling_params()
+        request = self._inputs.process(next(self._request_ids), prompt, params)
+        try:
+            with _deferred_interrupt() as is_interrupted:
+                self._outputs.add(request, prompt_text(prompt), kind=OutputKind.DELTA)
+                self._core.add_request(request)
+                while self._outputs.num_unfinished:
+                    if is_interrupted():
+                        raise KeyboardInterrupt
+                    news: dict[str, RequestOutput] = {}
+                    self._step(news, _Progress(1, False))
+                    yield from news.values()
+        except BaseException:
+            self._abort_all()
+            raise
+        self._drain()
+
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises `RequestError` with `skip_tokenizer_init`."""
         if self._tokenizer is None:

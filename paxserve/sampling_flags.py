@@ -25,9 +25,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--stop", nargs="+", action="extend", metavar="TEXT", default=argparse.SUPPRESS, help="end before any of these"
     )
-    group.add_argument(
-        "--ignore-eos", action="store_true", default=argparse.SUPPRESS, help="go on after the end token"
-    )
+    group.add_argument("--ignore-eos", action="store_true", default=argparse.SUPPRESS, help="go on after the end token")
 
 
 def sampling_values(arguments: argparse.Namespace) -> dict[str, Any]:

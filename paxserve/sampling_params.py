@@ -117,7 +117,12 @@ class SamplingParams:
         _check(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
         _check(self.min_tokens >= 0, "min_tokens", "greater than or equal to 0", self.min_tokens)
         if self.max_tokens is not None:
-            _check(self.min_tokens <= self.max_tokens, "min_tokens", f"at most max_tokens={self.max_tokens}", self.min_tokens)
+            _check(
+                self.min_tokens <= self.max_tokens,
+                "min_tokens",
+                f"at most max_tokens={self.max_tokens}",
+                self.min_tokens,
+            )
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             _check(value is None or value >= -1, name, "-1 (the whole vocabulary) or at least 0", value)
@@ -151,7 +156,9 @@ def _parse_logit_bias(bias: Mapping[Any, Any]) -> dict[int, float]:
         try:
             token, number = int(key), float(value)
         except (TypeError, ValueError):
-            raise RequestError(f"logit_bias must map token ids to numbers, got {key!r}: {value!r}.", "logit_bias") from None
+            raise RequestError(
+                f"logit_bias must map token ids to numbers, got {key!r}: {value!r}.", "logit_bias"
+            ) from None
         _check(math.isfinite(number), "logit_bias", "made of finite numbers", value)
         parsed[token] = min(100.0, max(-100.0, number))
     return parsed

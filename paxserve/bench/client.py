@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from paxserve.bench.datasets import BenchRequest
-from paxserve.client import error_text, parse_event
+from paxserve.client import error_message, error_text, parse_event
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ async def _read_stream(response: httpx.Response, record: Record) -> None:
         if event is None:
             continue
         if event.get("error"):
-            record.error = error_text(str(event["error"]))
+            record.error = error_message(event)
             return
         usage = event.get("usage") or usage
         if not event.get("choices"):

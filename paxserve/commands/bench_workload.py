@@ -42,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run_group.add_argument(
         "--seed", type=int, metavar="N", help="seed of the first tokens (default: new ones each time)"
     )
+    run_group.add_argument(
+        "--server-pid", type=int, metavar="PID", help="report the peak memory of this process and its children too"
+    )
     run_group.add_argument("--file", type=Path, help="another workload file than paxserve's own")
     run_group.add_argument(
         "--save-result", type=Path, metavar="FILE", help="write all figures, each request's too, as JSON"
@@ -50,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print one JSON object a repeat; the status is 1 if any request failed."""
-    from paxserve.bench import client, datasets, load, report  # late, as httpx and numpy load slowly
+    from paxserve.bench import client, datasets, load, process_memory, report  # late, as httpx and numpy load slowly
     from paxserve.client import server_root
 
     if arguments.repeats < 1:
@@ -70,7 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
         records, duration = asyncio.run(load.run_load(target, fresh, load.Load(), arguments.api_key))
         summary = report.summarise(records, duration)
         num_failed += summary["failed"]
-        print(json.dumps(figures(arguments, summary)), flush=True)
+        shown = figures(arguments, summary)
+        if arguments.server_pid is not None:
+            shown["peak_memory_gib"] = round(process_memory.peak_bytes(arguments.server_pid) / 2**30, 3)
+        print(json.dumps(shown), flush=True)
         for failure in report.failures(records):
             print(f"failed: {failure}", file=sys.stderr)
         results.append({"workload": arguments.workload, "model": model} | summary | report.per_request(records))
