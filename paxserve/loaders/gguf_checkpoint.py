@@ -14,7 +14,7 @@ from paxserve.loaders.gguf_tokenizer import build_tokenizer
 from paxserve.loaders.tensor_spec import TensorSpec
 from paxserve.loaders.tokenizer import Tokenizer
 
-EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+EMBEDDING, ROPE_FACTORS = "token_embd.weight", "rope_freqs.weight"
 TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -52,8 +52,7 @@ class GgufCheckpoint:
         self.hf_config: dict[str, Any] = build_hf_config(
             self._metadata,
             vocab_size=stored[EMBEDDING].shape[0],
-            is_tied=HEAD not in stored,
-            has_biases="blk.0.attn_q.bias" in stored,
+            tensor_names=stored,
             rope_factors=self._file.read(ROPE_FACTORS) if ROPE_FACTORS in stored else None,
         )
         self.generation_config: dict[str, Any] = build_generation_config(self._metadata)

@@ -5,14 +5,14 @@ scaling into a tensor of factors; this module undoes all three.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from paxserve.errors import ConfigError
 
-GEMMA3_LOCAL_ROPE_THETA = 10000.0
+ROPE_THETA, GEMMA3_ROPE_THETA, GEMMA3_LOCAL_ROPE_THETA = 10000.0, 1e6, 10000.0
 GEMMA3_27B_LAYERS = 62
 GEMMA3_WINDOW_PATTERN = 6
 SMOLLM3_NOPE_INTERVAL = 4
@@ -58,26 +58,25 @@ class GgufMetadata:
         """The value of `{architecture}.{key}`."""
         return self.entries.get(f"{self.arch}.{key}", default)
 
-    def number(self, key: str) -> Any:
-        """The value of `{architecture}.{key}`; `ConfigError` when it is absent or differs from layer to layer."""
-        value = self.get(key)
-        if isinstance(value, list) and len(set(value)) == 1:
+    def number(self, key: str, default: float | None = None) -> Any:
+        """The value of `{architecture}.{key}`; `ConfigError` when it is absent, not positive or not one number."""
+        value = self.get(key, default)
+        if isinstance(value, list) and len(set(value)) == 1:  # some converters repeat it for each layer
             value = value[0]
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
             got = "nothing" if value is None else f"{value!r}"
-            raise ConfigError(f"{self.source} must give one number as {self.arch}.{key}, got {got}.")
+            raise ConfigError(f"{self.source} must give one positive number as {self.arch}.{key}, got {got}.")
         return value
 
 
 def build_hf_config(
-    metadata: GgufMetadata, *, vocab_size: int, is_tied: bool, has_biases: bool, rope_factors: np.ndarray | None
+    metadata: GgufMetadata, *, vocab_size: int, tensor_names: Collection[str], rope_factors: np.ndarray | None
 ) -> dict[str, Any]:
     """The dictionary that config.json would hold; `rope_factors` is the tensor rope_freqs, if there is one."""
     if metadata.get("expert_count", 0):
         raise ConfigError(f"{metadata.source} is a mixture of experts, which is not supported from GGUF.")
     hidden_size, num_heads = metadata.number("embedding_length"), metadata.number("attention.head_count")
-    head_dim = metadata.get("attention.key_length", hidden_size // num_heads)
-    kv_heads_key = "attention.head_count_kv"
+    head_dim = metadata.number("attention.key_length", hidden_size // num_heads)
     config = {
         "model_type": metadata.architecture.model_type,
         "architectures": [metadata.architecture.class_name],
@@ -85,15 +84,15 @@ def build_hf_config(
         "intermediate_size": metadata.number("feed_forward_length"),
         "num_hidden_layers": metadata.number("block_count"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": num_heads if metadata.get(kv_heads_key) is None else metadata.number(kv_heads_key),
+        "num_key_value_heads": metadata.number("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "max_position_embeddings": metadata.number("context_length"),
         "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
         "vocab_size": vocab_size,
-        "tie_word_embeddings": is_tied,
+        "tie_word_embeddings": "output.weight" not in tensor_names,
         "hidden_act": "silu",
-        "attention_bias": has_biases,
-        "mlp_bias": False,
+        "attention_bias": "blk.0.attn_q.bias" in tensor_names,
+        "mlp_bias": "blk.0.ffn_up.bias" in tensor_names,
         "sliding_window": None,
         "rope_parameters": _rope_parameters(metadata, head_dim, rope_factors),
         "dtype": FILE_TYPE_DTYPES.get(metadata.entries.get("general.file_type", -1), "bfloat16"),
@@ -117,8 +116,12 @@ def build_generation_config(metadata: GgufMetadata) -> dict[str, Any]:
 
 
 def _rope_parameters(metadata: GgufMetadata, head_dim: int, rope_factors: np.ndarray | None) -> dict[str, Any]:
-    parameters = {"rope_theta": float(metadata.get("rope.freq_base", 10000.0)), "rope_type": "default"}
-    rotary_dim = metadata.get("rope.dimension_count", head_dim)
+    default_theta = GEMMA3_ROPE_THETA if metadata.arch == "gemma3" else ROPE_THETA
+    parameters: dict[str, Any] = {
+        "rope_theta": float(metadata.number("rope.freq_base", default_theta)),
+        "rope_type": "default",
+    }
+    rotary_dim = metadata.number("rope.dimension_count", head_dim)
     if rotary_dim != head_dim:
         parameters["partial_rotary_factor"] = rotary_dim / head_dim
     factor = metadata.get("rope.scaling.factor", metadata.get("rope.scale_linear"))
@@ -131,6 +134,8 @@ def _rope_parameters(metadata: GgufMetadata, head_dim: int, rope_factors: np.nda
         raise ConfigError(
             f"{metadata.source} has rope scaling of type {kind!r}; supported in GGUF are linear and yarn."
         )
+    if metadata.get("rope.scaling.attn_factor", 1.0) != 1.0:
+        raise ConfigError(f"{metadata.source} sets {metadata.arch}.rope.scaling.attn_factor, which is not supported.")
     parameters |= {"rope_type": kind, "factor": float(factor)}
     if kind == "yarn":
         original = metadata.get("rope.scaling.original_context_length")
@@ -161,6 +166,7 @@ def _gemma3_settings(metadata: GgufMetadata, config: dict[str, Any]) -> dict[str
     is_local = pattern if isinstance(pattern, list) else [(layer + 1) % pattern != 0 for layer in range(num_layers)]
     is_27b = num_layers == GEMMA3_27B_LAYERS
     return {
+        "hidden_act": "gelu_pytorch_tanh",
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": config["hidden_size"] / config["num_attention_heads"]
         if is_27b
@@ -170,11 +176,9 @@ def _gemma3_settings(metadata: GgufMetadata, config: dict[str, Any]) -> dict[str
         "sliding_window": metadata.number("attention.sliding_window"),
         "layer_types": ["sliding_attention" if local else "full_attention" for local in is_local],
         "rope_parameters": {
-            "full_attention": {"rope_theta": 1e6, **config["rope_parameters"]}
-            if metadata.get("rope.freq_base")
-            else {**config["rope_parameters"], "rope_theta": 1e6},
+            "full_attention": config["rope_parameters"],
             "sliding_attention": {
-                "rope_theta": float(metadata.get("rope.freq_base_swa", GEMMA3_LOCAL_ROPE_THETA)),
+                "rope_theta": float(metadata.number("rope.freq_base_swa", GEMMA3_LOCAL_ROPE_THETA)),
                 "rope_type": "default",
             },
         },

@@ -19,6 +19,7 @@ VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 STRING, ARRAY = 8, 9
+GROUPED_ROWS, STEP_ELEMENTS = 16, 2**17
 SCALAR_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _U64 = struct.Struct("<Q")
 
@@ -49,14 +50,18 @@ class GgufFile:
         self.metadata: dict[str, Any] = {}
         try:
             self.tensors: dict[str, GgufTensor] = self._parse()
-        except (struct.error, UnicodeDecodeError, EOFError) as error:
+        except (struct.error, UnicodeDecodeError, EOFError, OverflowError) as error:
             raise ConfigError(f"{path} is truncated or corrupt: its header cannot be read ({error}).") from error
 
     def read(self, name: str) -> np.ndarray:
         """Tensor `name` in float32; a read-only view of the file if it is stored so."""
-        tensor = self.tensors[name]
-        stored = np.frombuffer(self._buffer, np.uint8, tensor.num_bytes, tensor.start)
-        return dequantize(stored.reshape(*tensor.shape[:-1], -1), tensor.kind)
+        shape, kind, start, num_bytes = self.tensors[name]
+        stored = np.ndarray((num_bytes,), np.uint8, self._buffer, start)
+        # dequantize works on 16 rows at a time: joining short rows makes few and larger steps, a third faster.
+        num_rows = math.prod(shape[:-1])
+        while num_rows % 2 == 0 and math.prod(shape) // num_rows * GROUPED_ROWS < STEP_ELEMENTS:
+            num_rows //= 2
+        return dequantize(stored.reshape(num_rows, -1), kind).reshape(shape)
 
     def _parse(self) -> dict[str, GgufTensor]:
         version = self._scalar("I")

@@ -102,6 +102,8 @@ def _sentencepiece_backend(
         raise ConfigError(f"{source} must give one {PREFIX}scores a token, got {len(scores or ())} for {len(tokens)}.")
     vocab = dict(zip(tokens, range(len(tokens)), strict=True))
     unknown_id = metadata.get(PREFIX + "unknown_token_id", 0)
+    if not 0 <= unknown_id < len(tokens):
+        raise ConfigError(f"{source} has {PREFIX}unknown_token_id {unknown_id}, but {len(tokens)} tokens.")
     merges = _merges_from_scores(tokens, kinds, scores)
     model = models.BPE(vocab, merges, unk_token=tokens[unknown_id], fuse_unk=True, byte_fallback=True)
     backend = tokenizers.Tokenizer(model)

@@ -11,6 +11,7 @@ from paxserve.loaders.json_file import read_optional_json_object
 from paxserve.loaders.tokenizer import DEFAULT_TEMPLATE, Tokenizer
 
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+ADDED_TOKEN_OPTIONS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 OTHER_TOKENIZER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 
 
@@ -50,15 +51,14 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
 def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
     """Tokens that tokenizer_config.json adds on top of tokenizer.json, in the order of their ids."""
     decoder = config.get("added_tokens_decoder") or {}
+    added: list[tokenizers.AddedToken] = []
     present = {token.content for token in backend.get_added_tokens_decoder().values()}
     for _, entry in sorted(decoder.items(), key=lambda item: int(item[0])):
-        if entry["content"] in present:
-            continue
-        options = {
-            name: entry[name] for name in ("single_word", "lstrip", "rstrip", "normalized", "special") if name in entry
-        }
-        backend.add_tokens([tokenizers.AddedToken(entry["content"], **options)])
-        present.add(entry["content"])
+        if entry["content"] not in present:
+            options = {name: entry[name] for name in ADDED_TOKEN_OPTIONS if name in entry}
+            added.append(tokenizers.AddedToken(entry["content"], **options))
+            present.add(entry["content"])
+    backend.add_tokens(added)
     missing = [text for text in dict.fromkeys(special_tokens.values()) if text not in present]
     backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in missing])
 

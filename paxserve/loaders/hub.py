@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import httpx
 import huggingface_hub
 
 from paxserve.errors import ConfigError
@@ -32,7 +31,7 @@ def download_snapshot(
             allow_patterns=patterns,
             ignore_patterns=IGNORED_PATTERNS,
         )
-    except (OSError, ValueError, RuntimeError, httpx.HTTPError) as error:
+    except Exception as error:  # the client raises its own errors, its HTTP library's and the system's: all are reasons
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         at = f" at revision {revision}" if revision else ""
         raise ConfigError(

@@ -6,6 +6,7 @@ import mmap
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -55,10 +56,9 @@ class SafetensorsFile:
     def read(self, name: str) -> np.ndarray:
         """Tensor `name` as a read-only view of the mapped file: no memory of its own."""
         shape, dtype = self.tensors[name]
-        flat = np.frombuffer(self._map, dtype, math.prod(shape), self._data_start + self._offsets[name])
-        return flat.reshape(shape)
+        return np.ndarray(shape, dtype, self._map, self._data_start + self._offsets[name])
 
-    def _read_header(self, prefix: bytes, file) -> bytes:
+    def _read_header(self, prefix: bytes, file: BinaryIO) -> bytes:
         if len(prefix) < 8:
             raise ConfigError(f"{self.path} is truncated: it has {self._size} bytes, too few for safetensors.")
         (length,) = struct.unpack("<Q", prefix)
@@ -75,10 +75,10 @@ class SafetensorsFile:
         try:
             header = json.loads(header_bytes)
             header.pop("__metadata__", None)
-            entries = [
-                (name, entry["dtype"], tuple(map(int, entry["shape"])), *map(int, entry["data_offsets"]))
-                for name, entry in header.items()
-            ]
+            entries = []
+            for name, entry in header.items():
+                start, end = map(int, entry["data_offsets"])
+                entries.append((name, str(entry["dtype"]), tuple(map(int, entry["shape"])), start, end))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"{self.path} has an unreadable safetensors header: {error!r}.") from error
         specs = {}

@@ -62,11 +62,17 @@ class Tokenizer:
         Without `parse_special`, special tokens that are spelled out in the text are text like any other.
         """
         backend = self.backend if parse_special else self._get_literal_backend()
-        return backend.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            return backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:  # JSON may spell half a character, such as "\ud83d"
+            raise RequestError("The text is not valid Unicode: it holds half a surrogate pair.") from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`, exactly as streaming would give it (no clean-up of spaces)."""
-        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        try:
+            return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        except OverflowError as error:
+            raise RequestError(f"Token ids must lie between 0 and {self.vocab_size - 1}.") from error
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]:
         """The vocabulary's spelling of each id, None for an id that it lacks."""
