@@ -1,0 +1,158 @@
+"""The process around the engine core: messages in, steps while there is work, messages out.
+
+Started by `CoreClient` as `python -m paxserve.engine.core_process`; it lives as long as the pipe on its
+standard input, so that it can never outlive the front.
+"""
+
+import gc
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from typing import Any
+
+import msgspec
+import zmq
+
+from paxserve.engine import wire
+from paxserve.errors import ConfigError, RequestError
+from paxserve.log import configure_logging
+
+logger = logging.getLogger(__name__)
+
+LINGER_MS = 2000
+"""How long the last messages may take to leave a process that ends."""
+
+
+class CoreLoop:
+    """Feeds an engine core from one socket and sends what it makes to another."""
+
+    def __init__(self, core: Any, requests: zmq.Socket, outputs: zmq.Socket) -> None:
+        self.core = core
+        self.requests = requests
+        self.outputs = outputs
+        self.stopping = False
+
+    def run(self) -> None:
+        """Step while there is work, sleep on the socket while there is none, until told to stop."""
+        while not self.stopping:
+            if not self.core.has_unfinished_requests():
+                # The gauges must not freeze at their last value: the step that emptied the engine is told too.
+                self.send(wire.Outputs([], self.core.stats()))
+                self.requests.poll()
+            self.drain()
+            if self.core.has_unfinished_requests():
+                self.send(wire.Outputs(self.core.step(), self.core.stats()))
+
+    def drain(self) -> None:
+        """Handle every message that has come, without waiting for more."""
+        while not self.stopping:
+            try:
+                payload = self.requests.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self.handle(wire.decode_to_core(payload))
+
+    def handle(self, message: wire.ToCore) -> None:
+        """Do what one message asks."""
+        match message:
+            case wire.AddRequest(request):
+                self.add(request)
+            case wire.AbortRequests(keys):
+                self.core.abort_requests(keys)
+            case wire.Call(call_id, method):
+                self.send(self.call(call_id, method))
+            case wire.Shutdown():
+                self.stopping = True
+
+    def add(self, request: Any) -> None:
+        """Hand a request to the core, or tell the front why it does not take it."""
+        try:
+            self.core.add_request(request)
+        except RequestError as error:
+            refusal = wire.Refused(
+                request_id=request.request_id, message=error.message, param=error.param, code=error.code
+            )
+            self.send(refusal)
+
+    def call(self, call_id: int, method: str) -> wire.Reply:
+        """The reply to a `Call`."""
+        if method not in wire.CALLS:
+            return wire.Reply(call_id=call_id, error=f"The engine core has no call {method!r}.")
+        return wire.Reply(call_id=call_id, value=getattr(self.core, method)())
+
+    def send(self, message: wire.FromCore) -> None:
+        """Queue a message for the front."""
+        self.outputs.send(wire.encode(message))
+
+
+def read_order() -> wire.LaunchOrder:
+    """The launch order: one line of JSON on standard input."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        chunk = os.read(sys.stdin.fileno(), 65536)
+        if not chunk:
+            raise SystemExit("paxserve.engine.core_process is started by the server, not by hand.")
+        line += chunk
+    return msgspec.json.decode(bytes(line), type=wire.LaunchOrder)
+
+
+def exit_with_parent() -> None:
+    """End this process, whatever it does, once the front's end of standard input is gone."""
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def build_core(order: wire.LaunchOrder) -> Any:
+    """The engine core, loaded and compiled."""
+    module, _, name = order.core.partition(":")
+    core = getattr(importlib.import_module(module), name)(order.config)
+    gc.collect()
+    gc.freeze()  # what was loaded stays for good: a full collection would walk all of it, in the middle of a step
+    return core
+
+
+def main() -> int:
+    """Build the core, say so, run it; the exit status is 0 after a `Shutdown`, else 1."""
+    order = read_order()
+    exit_with_parent()
+    # The front decides when to stop: a service manager or a terminal signals both processes at once, and the
+    # front still wants its running requests answered.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    configure_logging()
+    context = zmq.Context()
+    requests, outputs = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    for socket in (requests, outputs):
+        socket.set_hwm(0)
+        socket.linger = LINGER_MS
+    requests.bind(order.requests_address)
+    outputs.connect(order.outputs_address)
+    try:
+        core = build_core(order)
+        outputs.send(wire.encode(wire.Ready(core.model_info)))
+        CoreLoop(core, requests, outputs).run()
+    except ConfigError as error:
+        outputs.send(wire.encode(wire.Failed(str(error))))
+        return 1
+    except Exception as error:
+        logger.error("The engine core failed:\n%s", traceback.format_exc().rstrip())
+        outputs.send(wire.encode(wire.Died(f"{type(error).__name__}: {error}")))
+        return 1
+    finally:
+        requests.close()
+        outputs.close()
+        context.term()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

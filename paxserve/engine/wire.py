@@ -1,0 +1,109 @@
+"""The messages between the front process and the engine core's process, as msgpack without pickle."""
+
+from typing import Any
+
+import msgspec
+
+from paxserve.config import EngineConfig
+from paxserve.messages import EngineOutput, EngineRequest, EngineStats, ModelInfo
+
+
+class LaunchOrder(msgspec.Struct, kw_only=True):
+    """What the core process is told at birth, as one JSON line on its standard input."""
+
+    config: EngineConfig
+    core: str
+    """`module:name` of the engine core's class."""
+    requests_address: str
+    outputs_address: str
+
+
+class AddRequest(msgspec.Struct, tag=True):
+    """To the core: run this request."""
+
+    request: EngineRequest
+
+
+class AbortRequests(msgspec.Struct, tag=True):
+    """To the core: stop these requests; an index stops one choice only."""
+
+    keys: list[tuple[str, int | None]]
+
+
+class Call(msgspec.Struct, tag=True):
+    """To the core: answer with what this method of it returns."""
+
+    call_id: int
+    method: str
+
+
+class Shutdown(msgspec.Struct, tag=True):
+    """To the core: leave."""
+
+
+class Ready(msgspec.Struct, tag=True):
+    """From the core: everything is loaded and compiled."""
+
+    model_info: ModelInfo
+
+
+class Failed(msgspec.Struct, tag=True):
+    """From the core: it cannot start, for a reason that the user can mend."""
+
+    message: str
+
+
+class Died(msgspec.Struct, tag=True):
+    """From the core: a step or the start failed in a way that is a bug; it leaves."""
+
+    reason: str
+
+
+class Outputs(msgspec.Struct, tag=True):
+    """From the core: what a step brought, and the state after it."""
+
+    outputs: list[EngineOutput]
+    stats: EngineStats
+
+
+class Refused(msgspec.Struct, tag=True, kw_only=True):
+    """From the core: a request that it does not take."""
+
+    request_id: str
+    message: str
+    param: str | None
+    code: int
+
+
+class Reply(msgspec.Struct, tag=True, kw_only=True):
+    """From the core: the result of a `Call`."""
+
+    call_id: int
+    value: bool | EngineStats | None = None
+    error: str | None = None
+
+
+ToCore = AddRequest | AbortRequests | Call | Shutdown
+FromCore = Ready | Failed | Died | Outputs | Refused | Reply
+
+CALLS = {"stats", "reset_prefix_cache", "check_integrity"}
+"""Methods of the core that a `Call` may name."""
+
+_encoder = msgspec.msgpack.Encoder()
+_to_core = msgspec.msgpack.Decoder(ToCore)
+_from_core = msgspec.msgpack.Decoder(FromCore)
+
+
+def encode(message: ToCore | FromCore) -> bytes:
+    """The message as bytes for a socket."""
+    return _encoder.encode(message)
+
+
+def decode_to_core(payload: bytes) -> Any:
+    """A message of the front, checked field by field."""
+    return _to_core.decode(payload)
+
+
+def decode_from_core(payload: bytes) -> Any:
+    """A message of the core, checked field by field."""
+    return _from_core.decode(payload)

@@ -1,0 +1,77 @@
+"""What every endpoint needs to answer: the engine, the model's names, and the server's settings."""
+
+import hashlib
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from fastapi import Request
+from starlette.responses import Response
+
+from paxserve import __version__
+from paxserve.config import EngineConfig, ServerConfig
+from paxserve.engine.async_engine import AsyncEngine
+from paxserve.entrypoints.protocol.common import MAX_REQUEST_ID, is_plain_text
+from paxserve.errors import RequestError
+from paxserve.loaders.tokenizer import Tokenizer
+from paxserve.messages import ModelInfo
+
+
+@dataclass(kw_only=True)
+class ServingContext:
+    """One served model."""
+
+    engine: AsyncEngine
+    engine_config: EngineConfig
+    server_config: ServerConfig
+    model_info: ModelInfo
+    chat_template: str | None = None
+    """The template that replaces the tokenizer's."""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self.model_names = self.server_config.served_model_name or [self.engine_config.model.model]
+        digest = hashlib.sha256(repr(self.engine_config).encode()).hexdigest()[:8]
+        self.system_fingerprint = f"paxserve-{__version__}-{digest}"
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises `RequestError` on a server that has none."""
+        tokenizer = self.engine.input_processor.tokenizer
+        if tokenizer is None:
+            raise RequestError("This server has no tokenizer (skip_tokenizer_init): it takes token ids only.")
+        return tokenizer
+
+    @property
+    def default_values(self) -> dict[str, Any]:
+        """The sampling values that the model's generation config sets."""
+        return self.engine.input_processor.default_values
+
+    def model_name(self, asked: str | None) -> str:
+        """The name to answer under. Raises `RequestError` (404) for a model that is not served."""
+        if not asked:
+            return self.model_names[0]
+        if asked not in self.model_names:
+            aliases = ", ".join(self.model_names)
+            raise RequestError(f"The model `{asked[:200]}` does not exist. Valid aliases: {aliases}.", "model", 404)
+        return asked
+
+
+def context_of(request: Request) -> ServingContext:
+    """The context of the app that handles `request`."""
+    return request.app.state.context
+
+
+def public_id(prefix: str, request: Request, asked: str | None) -> str:
+    """The id of an answer: the client's own (header, then body) when it is harmless, else a random one."""
+    header = request.headers.get("x-request-id")
+    if header is not None and is_plain_text(header, MAX_REQUEST_ID):
+        return f"{prefix}-{header}"
+    return f"{prefix}-{asked or uuid.uuid4().hex}"
+
+
+def json_response(body: msgspec.Struct) -> Response:
+    """A successful answer with a JSON body."""
+    return Response(msgspec.json.encode(body), media_type="application/json")

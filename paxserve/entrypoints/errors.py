@@ -1,0 +1,133 @@
+"""The one place where exceptions become answers, in the shape of OpenAI's errors."""
+
+import logging
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from paxserve.errors import EngineDeadError, RequestError
+
+logger = logging.getLogger(__name__)
+
+ERROR_TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    413: "RequestTooLargeError",
+    422: "UnprocessableEntityError",
+    500: "InternalServerError",
+    501: "NotImplementedError",
+    503: "ServiceUnavailableError",
+}
+
+MAX_SHOWN_ERRORS = 10
+MAX_SHOWN_INPUT = 200
+CLIENT_CLOSED_REQUEST = 499
+"""The status for the log of a request whose client has gone."""
+
+INTERNAL_ERROR = "The server failed to answer; its log says why."
+
+
+class ErrorInfo(msgspec.Struct):
+    """What went wrong, for a program (`type`, `param`, `code`) and for a reader (`message`)."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorBody(msgspec.Struct):
+    """The body of every answer that is not a success, and the last event of a stream that failed."""
+
+    error: ErrorInfo
+
+
+def error_body(message: str, code: int, param: str | None = None, kind: str | None = None) -> ErrorBody:
+    """The error body for a status code."""
+    return ErrorBody(ErrorInfo(message, kind or ERROR_TYPES.get(code, "Error"), param, code))
+
+
+def body_of(error: Exception) -> ErrorBody:
+    """The error body for an exception; what is not meant for users is logged and not told to them."""
+    if isinstance(error, RequestError):
+        return error_body(error.message, error.code, error.param)
+    if isinstance(error, EngineDeadError):
+        return error_body(str(error), 500)
+    logger.error("Unexpected error while answering a request", exc_info=error)
+    return error_body(INTERNAL_ERROR, 500)
+
+
+def error_response(body: ErrorBody, headers: dict[str, str] | None = None) -> Response:
+    """The answer that carries an error body."""
+    return Response(msgspec.json.encode(body), body.error.code, headers, "application/json")
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Make every error of `app` answer in OpenAI's shape."""
+
+    async def on_failure(request: Request, error: Exception) -> Response:
+        return error_response(body_of(error))
+
+    async def on_validation_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return error_response(validation_body(error.errors()))
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = str(error.detail)
+        if error.status_code in (404, 405):
+            message = f"{message}: {request.method} {request.url.path[:MAX_SHOWN_INPUT]}"
+        return error_response(error_body(message, error.status_code), dict(error.headers or {}))
+
+    async def on_disconnect(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    app.add_exception_handler(RequestError, on_failure)
+    app.add_exception_handler(EngineDeadError, on_failure)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)
+    app.add_exception_handler(Exception, on_failure)
+
+
+def validation_body(errors: Any) -> ErrorBody:
+    """The error body for a request body that does not fit its fields: bounded, whatever was sent."""
+    lines = []
+    for error in errors[:MAX_SHOWN_ERRORS]:
+        shown = {
+            "type": error["type"],
+            "loc": location(error),
+            "msg": error["msg"][:MAX_SHOWN_INPUT],
+            "input": shorten(error.get("input")),
+        }
+        lines.append(f"  {shown}")
+    plural = "s" if len(errors) > 1 else ""
+    message = f"{len(errors)} validation error{plural}:\n" + "\n".join(lines)
+    return error_body(message, 400, location(errors[0]), "Bad Request")
+
+
+def location(error: dict[str, Any]) -> str:
+    """Where in the request an error is: `body.messages.0.role`."""
+    return ".".join(str(part) for part in error["loc"])[:MAX_SHOWN_INPUT]
+
+
+def shorten(value: object) -> object:
+    """A value that is safe to show: long texts cut, containers as their size."""
+    if isinstance(value, (list, tuple, set)):
+        return f"<list of {len(value)} items>"
+    if isinstance(value, dict):
+        return f"<object of {len(value)} items>"
+    if isinstance(value, bytes):
+        return f"<{len(value)} bytes>"
+    text = str(value)
+    if len(text) > MAX_SHOWN_INPUT:
+        return text[:MAX_SHOWN_INPUT] + "..."
+    return value

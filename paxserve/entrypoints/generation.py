@@ -1,0 +1,123 @@
+"""The life of a generating request on the server, common to completions and chats: check, run, stream or collect."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+from fastapi import Request
+from starlette.responses import Response
+
+from paxserve.engine.async_engine import AsyncEngine
+from paxserve.engine.output_processor import OutputKind
+from paxserve.engine.request_stream import RequestStream
+from paxserve.entrypoints.errors import body_of
+from paxserve.entrypoints.protocol.common import PromptTokensDetails, StreamUsage, Usage
+from paxserve.entrypoints.sse import DONE, EventStream, event, until_disconnect
+from paxserve.messages import EngineRequest
+from paxserve.outputs import RequestOutput
+
+Batch = list[tuple[int, RequestOutput]]
+
+
+class Writer(Protocol):
+    """Writes the answer of one endpoint."""
+
+    def open(self) -> bytes:
+        """The first events of the stream."""
+        ...
+
+    def write(self, batch: Batch) -> bytes:
+        """The events for what has come."""
+        ...
+
+    def finish(self) -> bytes:
+        """The last events before the end mark."""
+        ...
+
+    def respond(self, outputs: Sequence[RequestOutput]) -> Response:
+        """The whole answer at once."""
+        ...
+
+
+async def answer(
+    request: Request,
+    engine: AsyncEngine,
+    requests: Sequence[EngineRequest],
+    prompts: Sequence[str | None],
+    writer: Writer,
+    *,
+    is_stream: bool,
+) -> Response:
+    """Run the requests and answer; a client that leaves aborts them.
+
+    A stream begins when the first output is there: until then a refusal still gets its real status.
+    """
+    kind = OutputKind.DELTA if is_stream else OutputKind.FINAL_ONLY
+    stream = engine.submit(requests, kind, prompts)
+    try:
+        if not is_stream:
+            return writer.respond(await until_disconnect(request, collect(stream, len(requests))))
+        await until_disconnect(request, stream.wait_first())
+    except BaseException:
+        stream.close()
+        raise
+    return EventStream(with_end(events(stream, writer)), on_close=stream.close)
+
+
+async def collect(stream: RequestStream, num_requests: int) -> list[RequestOutput]:
+    """The final output of every request, in order."""
+    outputs: dict[int, RequestOutput] = {}
+    async for batch in stream:
+        outputs.update(batch)
+    return [outputs[position] for position in range(num_requests)]
+
+
+async def events(stream: RequestStream, writer: Writer) -> AsyncGenerator[bytes, None]:
+    """The events of a stream that goes well."""
+    yield writer.open()
+    async for batch in stream:
+        if chunk := writer.write(batch):
+            yield chunk
+    yield writer.finish()
+
+
+async def with_end(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The events and the end mark; an error becomes the last event, for the status has been sent long ago."""
+    try:
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                if chunk:
+                    yield chunk
+    except Exception as error:
+        yield event(body_of(error))
+    yield DONE
+
+
+class TokenCount:
+    """Counts the tokens of an answer while it is streamed."""
+
+    def __init__(self, requests: Sequence[EngineRequest]) -> None:
+        self.prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        self.completion_tokens = 0
+        self._cached: dict[int, int] = {}
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that the prefix cache had."""
+        return sum(self._cached.values())
+
+    def add(self, position: int, output: RequestOutput) -> None:
+        """Count a delta."""
+        self._cached[position] = output.num_cached_tokens
+        self.completion_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+
+    def stream_usage(self) -> StreamUsage:
+        """The usage so far, for a chunk."""
+        total = self.prompt_tokens + self.completion_tokens
+        details = PromptTokensDetails(self.cached_tokens)
+        return StreamUsage(self.prompt_tokens, total, self.completion_tokens, details)
+
+    def usage(self) -> Usage:
+        """The usage, for a whole answer."""
+        total = self.prompt_tokens + self.completion_tokens
+        return Usage(self.prompt_tokens, total, self.completion_tokens, PromptTokensDetails(self.cached_tokens))

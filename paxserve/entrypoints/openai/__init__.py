@@ -1,0 +1,1 @@
+"""The endpoints of OpenAI's API and their companions: one module each, exporting `router`."""

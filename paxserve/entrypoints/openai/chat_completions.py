@@ -1,0 +1,149 @@
+"""POST /v1/chat/completions: answer a conversation."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from paxserve.entrypoints.context import ServingContext, context_of, json_response, public_id
+from paxserve.entrypoints.conversation import prompt_ids
+from paxserve.entrypoints.generation import Batch, TokenCount, answer
+from paxserve.entrypoints.logprobs import LogprobWriter
+from paxserve.entrypoints.protocol.chat import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatDelta,
+    ChatLogprobs,
+    ChatRequest,
+    ChatResponse,
+    DeltaMessage,
+)
+from paxserve.entrypoints.sse import event
+from paxserve.messages import EngineRequest
+from paxserve.outputs import CompletionOutput, RequestOutput
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+    """Answer a conversation."""
+    context = context_of(request)
+    model = context.model_name(body.model)
+    body.check()
+    params = body.sampling_params(context.default_values)
+    answer_id = public_id("chatcmpl", request, body.request_id)
+    prompt = await prompt_ids(context, body, **effort_kwargs(body))
+    requests = await context.engine.prepare_all(answer_id, [prompt], params, cache_salt=body.cache_salt)
+    writer = ChatWriter(context, body, requests[0], answer_id, model)
+    return await answer(request, context.engine, requests, [None], writer, is_stream=bool(body.stream))
+
+
+def effort_kwargs(body: ChatRequest) -> dict[str, Any]:
+    """What the template is told about the effort that the client wants."""
+    if body.reasoning_effort is None:
+        return {}
+    return {"reasoning_effort": body.reasoning_effort, "enable_thinking": body.reasoning_effort != "none"}
+
+
+class ChatWriter:
+    """Writes the answer to a chat request, whole or in chunks."""
+
+    def __init__(
+        self, context: ServingContext, body: ChatRequest, request: EngineRequest, answer_id: str, model: str
+    ) -> None:
+        self.context, self.body, self.request = context, body, request
+        self.answer_id, self.model, self.created = answer_id, model, int(time.time())
+        self.count = TokenCount([request])
+        last = body.messages[-1]
+        self.role = context.server_config.response_role if body.add_generation_prompt else last.role
+        is_echoed = body.echo and last.role == self.role and isinstance(last.content, str)
+        self.echo = str(last.content) if is_echoed else ""
+        tokenizer = context.engine.input_processor.tokenizer
+        self.logprobs = LogprobWriter(tokenizer, as_token_ids=bool(body.return_tokens_as_token_ids))
+
+    def open(self) -> bytes:
+        """A chunk with the role, and one with the echo if asked for, for each choice."""
+        chunks = []
+        for index in range(self.request.params.n):
+            delta = ChatDelta(index, DeltaMessage(role=self.role, content=""), None, None)
+            chunk = self._chunk(delta)
+            chunk.prompt_token_ids = self.request.prompt_token_ids if self.body.return_token_ids else None
+            chunk.prompt_text = None
+            chunks.append(event(chunk))
+            if self.echo:
+                echo = ChatDelta(index, DeltaMessage(content=self.echo), None, None, token_ids=None)
+                chunks.append(event(self._chunk(echo)))
+        return b"".join(chunks)
+
+    def write(self, batch: Batch) -> bytes:
+        """A chunk for each choice that has news."""
+        chunks = []
+        for position, output in batch:
+            self.count.add(position, output)
+            for choice in output.outputs:
+                logprobs = self._logprobs(choice)
+                has_ids = bool(self.body.return_token_ids and choice.token_ids)
+                if choice.text or choice.finish_reason or logprobs or has_ids or self.body.continuous_usage:
+                    chunks.append(event(self._delta(choice, logprobs)))
+        return b"".join(chunks)
+
+    def finish(self) -> bytes:
+        """The usage chunk, if asked for."""
+        if not self.body.include_usage:
+            return b""
+        chunk = ChatChunk(self.answer_id, "chat.completion.chunk", self.created, self.model, [])
+        chunk.usage = self.count.stream_usage()
+        chunk.system_fingerprint = self.context.system_fingerprint
+        return event(chunk)
+
+    def respond(self, outputs: Sequence[RequestOutput]) -> Response:
+        """The whole answer."""
+        output = outputs[0]
+        self.count.add(0, output)
+        prompt = output.prompt_logprobs
+        response = ChatResponse(
+            id=self.answer_id,
+            created=self.created,
+            model=self.model,
+            choices=[self._choice(choice) for choice in sorted(output.outputs, key=lambda choice: choice.index)],
+            usage=self.count.usage(),
+            system_fingerprint=self.context.system_fingerprint,
+            prompt_logprobs=self.logprobs.prompt(prompt) if prompt is not None else None,
+            prompt_token_ids=output.prompt_token_ids if self.body.return_token_ids else None,
+        )
+        return json_response(response)
+
+    def _chunk(self, delta: ChatDelta) -> ChatChunk:
+        chunk = ChatChunk(self.answer_id, "chat.completion.chunk", self.created, self.model, [delta])
+        if self.body.continuous_usage:
+            chunk.usage = self.count.stream_usage()
+        return chunk
+
+    def _delta(self, choice: CompletionOutput, logprobs: ChatLogprobs | None) -> ChatChunk:
+        delta = ChatDelta(choice.index, DeltaMessage(content=choice.text), logprobs, choice.finish_reason)
+        delta.token_ids = choice.token_ids if self.body.return_token_ids else None
+        chunk = self._chunk(delta)
+        if choice.finish_reason is not None:
+            delta.stop_reason = choice.stop_reason
+            if not self.body.include_usage:
+                chunk.system_fingerprint = self.context.system_fingerprint
+        return chunk
+
+    def _choice(self, choice: CompletionOutput) -> ChatChoice:
+        return ChatChoice(
+            index=choice.index,
+            message=AssistantMessage(self.role, self.echo + choice.text),
+            logprobs=self._logprobs(choice),
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+            token_ids=choice.token_ids if self.body.return_token_ids else None,
+        )
+
+    def _logprobs(self, choice: CompletionOutput) -> ChatLogprobs | None:
+        if not self.body.logprobs or choice.logprobs is None:
+            return None
+        return self.logprobs.chat(choice.token_ids, choice.logprobs, self.body.top_logprobs or 0)

@@ -1,0 +1,1 @@
+"""The endpoints for those who run the server: one module each, exporting `router`."""

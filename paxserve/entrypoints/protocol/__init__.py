@@ -1,0 +1,1 @@
+"""The bodies of requests (pydantic models, checked field by field) and of answers (msgspec structs)."""

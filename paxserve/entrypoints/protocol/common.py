@@ -1,0 +1,177 @@
+"""What the bodies of completions and chats share: sampling fields, stream options, usage."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictInt
+
+from paxserve.entrypoints.protocol.fields import check_extra_fields
+from paxserve.errors import RequestError
+from paxserve.sampling_params import SamplingParams
+
+MAX_STOP_STRINGS = 4
+MAX_CACHE_SALT = 128
+MAX_REQUEST_ID = 128
+
+TokenIds = Annotated[list[StrictInt], FailFast()]
+
+SAMPLING_FIELDS = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "truncate_prompt_tokens",
+)
+"""Fields that go to `SamplingParams` under their own name when they are given."""
+
+
+class ApiModel(BaseModel):
+    """Base of request bodies: finite numbers only, and fields that are not declared are kept to be judged."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+    model: str | None = None
+
+    def check(self) -> None:
+        """Raise `RequestError` for what the field types cannot express."""
+        check_extra_fields(self.model_extra)
+
+
+class StreamOptions(BaseModel):
+    """What a stream tells besides the text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SamplingFields(ApiModel):
+    """The fields of both generating endpoints; null always means the default."""
+
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: list[str] | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    def check(self) -> None:
+        """Raise `RequestError` for what the field types cannot express."""
+        super().check()
+        if isinstance(self.stop, list) and len(self.stop) > MAX_STOP_STRINGS:
+            raise RequestError(f"stop must have at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}.", "stop")
+        if self.stream_options and not self.stream and self.stream_options.model_dump(exclude_none=True):
+            raise RequestError("Stream options can only be defined when `stream=True`.", "stream_options")
+        if self.stream and self.prompt_logprobs:
+            raise RequestError("prompt_logprobs are not available when `stream=True`.", "prompt_logprobs")
+        if self.cache_salt is not None and not is_plain_text(self.cache_salt, MAX_CACHE_SALT):
+            raise RequestError(
+                f"cache_salt must have 1 to {MAX_CACHE_SALT} characters and none of @ / \\ NUL.", "cache_salt"
+            )
+        if self.request_id is not None and not is_plain_text(self.request_id, MAX_REQUEST_ID):
+            raise RequestError(
+                f"request_id must have 1 to {MAX_REQUEST_ID} characters and none of @ / \\ NUL.", "request_id"
+            )
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether the stream ends with a usage chunk."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk of the stream carries the usage so far."""
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def sampling_values(self, defaults: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of `SamplingParams` from this body, over the model's own defaults."""
+        given = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        return defaults | {name: value for name, value in given.items() if value is not None}
+
+
+def is_plain_text(text: str, max_length: int) -> bool:
+    """Whether a salt or id is short and safe to use in keys and logs."""
+    return 1 <= len(text) <= max_length and text.isprintable() and not set(text) & set("@/\\")
+
+
+def make_sampling_params(values: dict[str, Any]) -> SamplingParams:
+    """The checked sampling parameters; an odd combination of types is the client's mistake too."""
+    try:
+        return SamplingParams(**values)
+    except (TypeError, OverflowError) as error:
+        raise RequestError(f"Invalid sampling parameters: {error}") from None
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """Where the prompt's tokens came from."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """How many tokens a request took."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: None = None
+
+
+class StreamUsage(msgspec.Struct):
+    """The usage of a stream's chunk, without empty details."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class PromptLogprob(msgspec.Struct):
+    """The log-probability of one token at a prompt position."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str | None
+
+
+FinishReason = Literal["stop", "length", "abort", "tool_calls", "repetition"]

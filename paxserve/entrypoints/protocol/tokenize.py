@@ -1,0 +1,46 @@
+"""The bodies of /tokenize and /detokenize."""
+
+import msgspec
+
+from paxserve.entrypoints.protocol.chat import ChatTemplateFields
+from paxserve.entrypoints.protocol.common import ApiModel, TokenIds
+
+
+class TokenizePromptRequest(ApiModel):
+    """Show the token ids of a text."""
+
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class TokenizeChatRequest(ApiModel, ChatTemplateFields):
+    """Show the token ids of a conversation, as a chat would use them."""
+
+    return_token_strs: bool = False
+
+    def check(self) -> None:
+        """Raise `RequestError` for what the field types cannot express."""
+        super().check()
+        self.check_template_fields()
+
+
+class DetokenizeRequest(ApiModel):
+    """Show the text of token ids."""
+
+    tokens: TokenIds
+
+
+class TokenizeResponse(msgspec.Struct):
+    """Token ids, and their texts when asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeResponse(msgspec.Struct):
+    """The text of token ids."""
+
+    prompt: str

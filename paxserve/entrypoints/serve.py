@@ -1,0 +1,64 @@
+"""`paxserve serve`: the engine core starts at once, and the HTTP side gets ready while it loads and compiles."""
+
+import importlib
+import ipaddress
+import logging
+import socket
+import time
+
+from paxserve.config import EngineConfig, ServerConfig
+from paxserve.engine.core_client import ENGINE_CORE, CoreClient
+from paxserve.errors import ConfigError
+from paxserve.loaders.demo_model import DEMO_MODEL_ALIAS, demo_model_path
+from paxserve.log import configure_logging
+
+logger = logging.getLogger(__name__)
+
+
+def run_server(engine_config: EngineConfig, server_config: ServerConfig, *, core: str = ENGINE_CORE) -> int:
+    """Serve until told to stop: 0 after a signal, 1 after the engine core died.
+
+    Raises `ConfigError` when the port, the model or the machine does not allow it to start.
+    """
+    started = time.monotonic()
+    configure_logging()
+    # Before anything is loaded: a port that is taken should not be found out a minute later.
+    with listen(server_config) as listener:
+        warn_if_open(server_config)
+        if engine_config.model.model == DEMO_MODEL_ALIAS:
+            demo_model_path()  # fetched once, rather than by the core and by this process at the same time
+        client = CoreClient.launch(engine_config, core)
+        try:
+            # Late on purpose: FastAPI and the tokenizer take a second, in which the core is already at work.
+            server = importlib.import_module("paxserve.entrypoints.server")
+            return server.run(client, listener, engine_config, server_config, started)
+        finally:
+            client.close()
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """A socket bound to the server's address, not yet accepting anybody."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"host {config.host!r} is no address to listen on: {error}.") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"Cannot listen on {config.host}:{config.port}: {error.strerror}.") from None
+    return listener
+
+
+def warn_if_open(config: ServerConfig) -> None:
+    """Say so when anybody on the network could use the server."""
+    try:
+        is_local = ipaddress.ip_address(config.host).is_loopback
+    except ValueError:
+        is_local = config.host == "localhost"
+    if not is_local and not config.api_key:
+        logger.warning("Listening on %s without an API key: whoever reaches it can use it (--api-key)", config.host)

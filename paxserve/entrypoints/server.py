@@ -1,0 +1,201 @@
+"""The HTTP process: waits for the engine core, serves, and ends in good order whatever happens to either."""
+
+import asyncio
+import gc
+import logging
+import math
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+
+from paxserve.config import EngineConfig, ServerConfig
+from paxserve.engine.async_engine import AsyncEngine
+from paxserve.engine.core_client import CoreClient
+from paxserve.engine.input_processor import InputProcessor
+from paxserve.engine.output_processor import OutputProcessor
+from paxserve.entrypoints.app import create_app
+from paxserve.entrypoints.context import ServingContext
+from paxserve.entrypoints.stats_log import log_stats
+from paxserve.errors import ConfigError, EngineDeadError
+from paxserve.loaders.checkpoint import open_tokenizer
+from paxserve.loaders.tokenizer import Tokenizer
+from paxserve.messages import ModelInfo
+from paxserve.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+DEATH_NOTICE_SECONDS = 1.0
+"""How long a server whose core has died goes on telling so, to clients and health checks, before it ends."""
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its own handling of signals."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to `StopSignals`, which knows them from before the start."""
+        yield
+
+
+class StopSignals:
+    """SIGTERM and SIGINT: the first asks to stop, the second insists."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.asked = asyncio.Event()
+        self.on_signal: Callable[[int], None] = lambda count: None
+        self._count = 0
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._handle)
+
+    def _handle(self) -> None:
+        self._count += 1
+        self.asked.set()
+        self.on_signal(self._count)
+
+
+def run(
+    client: CoreClient,
+    listener: socket.socket,
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    started: float,
+) -> int:
+    """Serve on `listener`; the exit status."""
+    config = uvicorn.Config(
+        _no_app,
+        log_level=server_config.uvicorn_log_level,
+        access_log=not server_config.disable_uvicorn_access_log,
+        timeout_graceful_shutdown=math.ceil(server_config.shutdown_timeout),
+        server_header=False,
+    )
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        return runner.run(_serve(client, listener, engine_config, server_config, config, started))
+
+
+async def _serve(
+    client: CoreClient,
+    listener: socket.socket,
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    config: uvicorn.Config,
+    started: float,
+) -> int:
+    signals = StopSignals(asyncio.get_running_loop())
+    loaded = await _load(client, engine_config, server_config, signals)
+    if loaded is None:
+        client.kill()
+        return 0
+    info, tokenizer, chat_template = loaded
+    engine = build_engine(client, engine_config, server_config, info, tokenizer)
+    context = ServingContext(
+        engine=engine,
+        engine_config=engine_config,
+        server_config=server_config,
+        model_info=info,
+        chat_template=chat_template,
+    )
+    config.app = create_app(context)
+    server = HttpServer(config)
+    signals.on_signal = lambda count: stop_server(server, engine, count)
+    loop = asyncio.get_running_loop()
+    engine.on_death = lambda error: _stop_soon(loop, server)
+    engine.start()
+    stats_log = asyncio.ensure_future(log_stats(engine))
+    gc.collect()
+    gc.freeze()  # what is loaded by now stays: full collections would walk it all and delay every stream
+    host, port = listener.getsockname()[:2]
+    logger.info(
+        "Serving %s on http://%s:%d (%.1f s after the start)",
+        ", ".join(context.model_names), f"[{host}]" if ":" in host else host, port, time.monotonic() - started,
+    )  # fmt: skip
+    await server.serve(sockets=[listener])
+    stats_log.cancel()
+    await engine.stop()
+    return 1 if engine.dead_error is not None else 0
+
+
+async def _load(
+    client: CoreClient, engine_config: EngineConfig, server_config: ServerConfig, signals: StopSignals
+) -> tuple[ModelInfo, Tokenizer | None, str | None] | None:
+    """What the core and the front know when both are ready; None when told to stop before that."""
+    ready = asyncio.ensure_future(client.ready())
+    front = asyncio.ensure_future(asyncio.to_thread(_load_front, engine_config, server_config))
+    stop = asyncio.ensure_future(signals.asked.wait())
+    try:
+        waiting = {ready, front}
+        while waiting:
+            done, _ = await asyncio.wait({*waiting, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if stop in done:
+                return None
+            for task in done:
+                task.result()  # the first failure ends the start
+            waiting -= done
+        return ready.result(), *front.result()
+    except (ConfigError, EngineDeadError):
+        client.kill()
+        raise
+    finally:
+        for task in (ready, front, stop):
+            task.cancel()
+        await asyncio.gather(ready, front, stop, return_exceptions=True)
+
+
+def _load_front(engine_config: EngineConfig, server_config: ServerConfig) -> tuple[Tokenizer | None, str | None]:
+    """The tokenizer, and the chat template that replaces its own."""
+    chat_template = read_chat_template(server_config.chat_template)
+    model = engine_config.model
+    return None if model.skip_tokenizer_init else open_tokenizer(model), chat_template
+
+
+def read_chat_template(value: str | None) -> str | None:
+    """A template given as it is (it has braces or line breaks), or the text of the file that is named."""
+    if value is None or "{" in value or "\n" in value:
+        return value
+    try:
+        return Path(value).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"chat_template must be a Jinja template or a file with one: {error}.") from None
+
+
+def build_engine(
+    client: CoreClient,
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    info: ModelInfo,
+    tokenizer: Tokenizer | None,
+) -> AsyncEngine:
+    """The engine of a core that is ready."""
+    inputs = InputProcessor(
+        engine_config.model,
+        tokenizer,
+        info.generation_config,
+        info.eos_token_ids,
+        max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+        max_prompt_tokens=info.max_sequence_tokens,
+    )
+    name = (server_config.served_model_name or [engine_config.model.model])[0]
+    return AsyncEngine(client, inputs, OutputProcessor(tokenizer), Metrics(name, engine_config, info))
+
+
+def stop_server(server: uvicorn.Server, engine: AsyncEngine, count: int) -> None:
+    """Stop accepting and let running requests finish; at once when told a second time."""
+    if count == 1:
+        logger.info("Told to stop: %d requests may finish; a second signal ends them", engine.num_unfinished)
+        server.should_exit = True
+    else:
+        server.force_exit = True
+
+
+def _stop_soon(loop: asyncio.AbstractEventLoop, server: uvicorn.Server) -> None:
+    loop.call_later(DEATH_NOTICE_SECONDS, setattr, server, "should_exit", True)
+
+
+_no_app = FastAPI()
+"""Stands in the configuration until the real application can be made."""

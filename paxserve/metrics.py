@@ -1,0 +1,243 @@
+"""What the server counts, under vLLM's metric names, so that its dashboards and routers work unchanged."""
+
+import time
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from paxserve.config import EngineConfig
+from paxserve.messages import EngineOutput, EngineRequest, EngineStats, ModelInfo
+from paxserve.outputs import RequestMetrics as RequestTimes
+from paxserve.outputs import RequestOutput
+
+STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+FIRST_TOKEN_BUCKETS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+)  # fmt: skip
+TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+REQUEST_BUCKETS = (
+    0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
+)  # fmt: skip
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+LABELS = ("model_name", "engine")
+
+COUNTERS = {
+    "vllm:prefix_cache_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+    "vllm:prefix_cache_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    "vllm:num_preemptions": ("num_preemptions", "Requests put back into the queue for want of pages."),
+    "vllm:prompt_tokens": ("prompt_tokens", "Prompt tokens of the requests that were begun."),
+    "vllm:generation_tokens": ("generation_tokens", "Tokens generated."),
+    "paxserve:steps": ("num_steps", "Steps of the engine."),
+    "paxserve:recompilations": ("recompilations", "Compilations while serving; each one is a bug."),
+}
+"""Counters that follow a counter of `EngineStats`."""
+
+GAUGES = {
+    "vllm:num_requests_running": ("num_running", "Requests in the engine's steps."),
+    "vllm:num_requests_waiting": ("num_waiting", "Requests in the queue."),
+    "paxserve:programs": ("num_programs", "Compiled step programs."),
+    "paxserve:pages_in_use": ("num_pages_in_use", "KV pages that requests hold."),
+    "paxserve:wasted_tokens": ("wasted_tokens", "KV positions allocated to requests and holding no token."),
+}
+"""Gauges that follow a field of `EngineStats`."""
+
+
+def powers_of_ten(limit: int) -> list[int]:
+    """1, 2, 5, 10, 20, 50 ... up to `limit`."""
+    buckets: list[int] = []
+    scale = 1
+    while True:
+        for digit in (1, 2, 5):
+            if digit * scale > limit:
+                return buckets or [1]
+            buckets.append(digit * scale)
+        scale *= 10
+
+
+class Metrics:
+    """All metrics of one server, in a registry of their own."""
+
+    def __init__(self, model_name: str, config: EngineConfig, info: ModelInfo) -> None:
+        self.registry = CollectorRegistry()
+        self._labels = {"model_name": model_name, "engine": "0"}
+        ProcessCollector(registry=self.registry)
+        self._counters = {field: self._counter(name, text) for name, (field, text) in COUNTERS.items()}
+        self._gauges = {field: self._gauge(name, text) for name, (field, text) in GAUGES.items()}
+        self._cache_usage = self._gauge("vllm:kv_cache_usage_perc", "Share of the KV pages that requests hold, 0 to 1.")
+        self._phases = Counter(
+            "paxserve:step_seconds", "Host time of the steps by phase.", (*LABELS, "phase"), registry=self.registry
+        )
+        finished = Counter(
+            "vllm:request_success",
+            "Choices that ended, by reason.",
+            (*LABELS, "finished_reason"),
+            registry=self.registry,
+        )
+        self._finished = {reason: finished.labels(**self._labels, finished_reason=reason) for reason in FINISH_REASONS}
+        self._make_histograms(info.max_model_len)
+        self._describe_cache(config, info)
+        self.requests = RequestMetrics(self)
+        self._last = EngineStats()
+        self.record_stats(EngineStats(num_programs=info.num_programs, num_pages=info.num_pages))
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+    def record_stats(self, stats: EngineStats) -> None:
+        """Take over a snapshot of the engine core."""
+        last = self._last
+        for field, counter in self._counters.items():
+            difference = getattr(stats, field) - getattr(last, field)
+            if difference > 0:
+                counter.inc(difference)
+        for field, gauge in self._gauges.items():
+            gauge.set(getattr(stats, field))
+        self._cache_usage.set(stats.num_pages_in_use / stats.num_pages if stats.num_pages else 0.0)
+        for phase, seconds in stats.step_seconds.items():
+            difference = seconds - last.step_seconds.get(phase, 0.0)
+            if difference > 0:
+                self._phases.labels(**self._labels, phase=phase).inc(difference)
+        if stats.num_steps > last.num_steps:
+            self.iteration_tokens.observe(stats.last_step_tokens)
+        self._last = stats
+
+    def record_finish(self, reason: str) -> None:
+        """Count a choice that ended, by its reason."""
+        self._finished[reason if reason in self._finished else "error"].inc()
+
+    def _make_histograms(self, max_model_len: int) -> None:
+        lengths = powers_of_ten(max_model_len)
+        self.iteration_tokens = self._histogram(
+            "vllm:iteration_tokens_total", "Tokens a step computed.", STEP_TOKEN_BUCKETS
+        )
+        self.first_token = self._histogram(
+            "vllm:time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_BUCKETS
+        )
+        self.inter_token = self._histogram(
+            "vllm:inter_token_latency_seconds", "Between two tokens of a choice.", TOKEN_BUCKETS
+        )
+        self.time_per_token = self._histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "Mean time of a request's tokens after its first.",
+            TOKEN_BUCKETS,
+        )
+        self.whole_request = self._seconds("e2e_request_latency", "From arrival to the last token.")
+        self.queue_time = self._seconds("request_queue_time", "From arrival to the first step.")
+        self.inference_time = self._seconds("request_inference_time", "From the first step to the last token.")
+        self.prefill_time = self._seconds("request_prefill_time", "From the first step to the first token.")
+        self.decode_time = self._seconds("request_decode_time", "From the first token to the last.")
+        self.prompt_length = self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", lengths)
+        self.output_length = self._histogram(
+            "vllm:request_generation_tokens", "Tokens generated for a request.", lengths
+        )
+        self.longest_output = self._histogram(
+            "vllm:request_max_num_generation_tokens", "Tokens of a request's longest choice.", lengths
+        )
+        self.max_tokens = self._histogram("vllm:request_params_max_tokens", "max_tokens of a request.", lengths)
+        self.num_choices = self._histogram("vllm:request_params_n", "n of a request.", (1, 2, 5, 10, 20))
+        self.preemptions = self._histogram(
+            "vllm:request_num_preemptions", "Times a request was preempted.", (1, 2, 3, 4, 5, 10, 20)
+        )
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, LABELS, registry=self.registry).labels(**self._labels)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, LABELS, registry=self.registry).labels(**self._labels)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(name, text, LABELS, buckets=buckets, registry=self.registry).labels(**self._labels)
+
+    def _seconds(self, name: str, text: str) -> Histogram:
+        return self._histogram(f"vllm:{name}_seconds", text, REQUEST_BUCKETS)
+
+    def _describe_cache(self, config: EngineConfig, info: ModelInfo) -> None:
+        cache = config.cache
+        values = {
+            "block_size": info.page_size,
+            "num_gpu_blocks": info.num_pages,
+            "gpu_memory_utilization": cache.gpu_memory_utilization,
+            "enable_prefix_caching": cache.enable_prefix_caching,
+            "cache_dtype": cache.kv_cache_dtype,
+            "num_gpu_blocks_override": cache.num_gpu_blocks_override,
+            "kv_cache_memory_bytes": cache.kv_cache_memory_bytes,
+        }
+        labels = {name: str(value) for name, value in values.items()} | {"engine": "0"}
+        gauge = Gauge("vllm:cache_config_info", "The KV cache's configuration.", list(labels), registry=self.registry)
+        gauge.labels(**labels).set(1)
+
+
+class _Progress:
+    """One request in flight, as far as it is measured."""
+
+    __slots__ = ("last_token_times", "num_tokens", "request")
+
+    def __init__(self, request: EngineRequest) -> None:
+        self.request = request
+        self.num_tokens = [0] * request.params.n
+        self.last_token_times = [0.0] * request.params.n
+
+
+class RequestMetrics:
+    """Follows each request from its arrival to its end and fills the histograms of `Metrics`."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._requests: dict[str, _Progress] = {}
+
+    def begin(self, request: EngineRequest) -> None:
+        """A request has been given to the core."""
+        self._requests[request.request_id] = _Progress(request)
+
+    def record(self, outputs: Sequence[EngineOutput]) -> None:
+        """A step has brought these outputs."""
+        now = time.time()
+        for output in outputs:
+            progress = self._requests.get(output.request_id)
+            if progress is None or not output.new_token_ids:
+                continue
+            index = output.index
+            last = progress.last_token_times[index]
+            if last:
+                self._metrics.inter_token.observe((now - last) / len(output.new_token_ids))
+            elif not any(progress.num_tokens):
+                self._metrics.first_token.observe(now - progress.request.arrival_time)
+            progress.last_token_times[index] = now
+            progress.num_tokens[index] += len(output.new_token_ids)
+
+    def end_choice(self, request_id: str, index: int, reason: str) -> None:
+        """A choice has ended."""
+        self._metrics.record_finish(reason)
+
+    def end(self, output: RequestOutput) -> None:
+        """A request has ended, all choices of it."""
+        progress = self._requests.pop(output.request_id, None)
+        if progress is None:
+            return
+        metrics, params = self._metrics, progress.request.params
+        metrics.prompt_length.observe(len(progress.request.prompt_token_ids))
+        metrics.output_length.observe(sum(progress.num_tokens))
+        metrics.longest_output.observe(max(progress.num_tokens))
+        metrics.num_choices.observe(params.n)
+        if params.max_tokens is not None:
+            metrics.max_tokens.observe(params.max_tokens)
+        if output.metrics is not None:
+            self._observe_times(output.metrics, max(progress.num_tokens))
+
+    def _observe_times(self, times: RequestTimes, num_tokens: int) -> None:
+        metrics, first, last = self._metrics, times.first_token_time, times.last_token_time
+        metrics.preemptions.observe(times.num_preemptions)
+        if times.finished_time is not None:
+            metrics.whole_request.observe(times.finished_time - times.arrival_time)
+        scheduled = times.first_scheduled_time
+        if scheduled is None:
+            return
+        metrics.queue_time.observe(max(0.0, scheduled - times.arrival_time))
+        if first is None or last is None:
+            return
+        metrics.prefill_time.observe(max(0.0, first - scheduled))
+        metrics.inference_time.observe(max(0.0, last - scheduled))
+        metrics.decode_time.observe(last - first)
+        if num_tokens > 1:
+            metrics.time_per_token.observe((last - first) / (num_tokens - 1))
