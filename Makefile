@@ -33,7 +33,7 @@ BIN         := $(VENV)/bin
 INSTALL      = $(BIN)/python -m pip install --disable-pip-version-check --quiet $(CONSTRAINTS)
 SOURCES     := pyproject.toml $(wildcard requirements.lock)
 
-.PHONY: help serve install test lint lint-format lint-code lint-imports lint-types check format lock clean
+.PHONY: help serve install test lint lint-format lint-code lint-imports lint-types check format readme lock clean
 .DEFAULT_GOAL := help
 
 help:  ## show these commands
@@ -66,6 +66,9 @@ check: lint test  ## all that CI checks
 format: $(VENV)/installed-dev  ## format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+readme: $(VENV)/installed-$(ACCELERATOR)  ## write the table of flags into README.md anew
+	$(BIN)/python -m paxserve.flags --markdown --into README.md
 
 lock:  ## resolve requirements.lock anew, to the newest versions (with Python 3.11)
 	rm -rf $(VENV)-lock

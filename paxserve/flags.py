@@ -14,6 +14,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 from paxserve import config
@@ -31,6 +32,9 @@ SECTIONS: dict[type, str] = {
     config.ServerConfig: "HTTP server",
 }
 """The configuration's parts, in the order in which help and README show them."""
+
+MARKERS = ("<!-- flags: made by `make readme` -->", "<!-- end of flags -->")
+"""The lines of a document between which the table of flags stands."""
 
 ENGINE_SECTIONS = tuple(kind for kind in SECTIONS if kind is not config.ServerConfig)
 
@@ -217,11 +221,20 @@ def _choices(flag: Flag) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table of flags; `--markdown` is the only format."""
+    """Print the table of flags, or put it between its two markers in a document."""
     parser = FlagParser(prog="python -m paxserve.flags", description="Print the table of paxserve's flags.")
     parser.add_argument("--markdown", action="store_true", required=True, help="as the README shows it")
-    parser.parse_args(arguments)
-    sys.stdout.write(markdown_table())
+    parser.add_argument("--into", type=Path, metavar="FILE", help="write it between the markers in FILE instead")
+    parsed = parser.parse_args(arguments)
+    if parsed.into is None:
+        sys.stdout.write(markdown_table())
+        return 0
+    before, _, rest = parsed.into.read_text(encoding="utf-8").partition(MARKERS[0])
+    _, end, after = rest.partition(MARKERS[1])
+    if not end:
+        parser.error(f"{parsed.into} lacks the lines {MARKERS[0]} and {MARKERS[1]}")
+    table = f"{MARKERS[0]}\n{markdown_table()}{MARKERS[1]}"
+    parsed.into.write_text(before + table + after, encoding="utf-8")
     return 0
 
 

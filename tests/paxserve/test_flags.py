@@ -118,3 +118,16 @@ def test_the_module_prints_the_table():
     assert done.stdout == flags.markdown_table()
     assert "| `--[no-]enable-prefix-caching` | `true` |" in done.stdout
     assert "| `--tensor-parallel-size`, `-tp` | `1` |" in done.stdout
+
+
+def test_the_table_replaces_the_one_in_a_document(tmp_path, capsys):
+    document = tmp_path / "page.md"
+    document.write_text("\n".join(["# Title", flags.MARKERS[0], "| old |", flags.MARKERS[1], "The end."]))
+    for _ in range(2):
+        assert flags.main(["--markdown", "--into", str(document)]) == 0
+        begin, end = flags.MARKERS
+        assert document.read_text() == f"# Title\n{begin}\n{flags.markdown_table()}{end}\nThe end."
+    document.write_text("nothing")
+    with pytest.raises(SystemExit):
+        flags.main(["--markdown", "--into", str(document)])
+    assert "lacks the lines" in capsys.readouterr().err
