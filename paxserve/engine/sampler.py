@@ -14,9 +14,8 @@ from jaxtyping import Array, Bool, Float32, Int32, UInt32
 NUM_NEAREST = 256
 """Most likely tokens looked at first for a top-k or top-p cut; the whole row is searched when they do not settle it."""
 
-INFINITY_BITS = 0x7F800000
-FARTHEST_BITS = 0x42D00000
-"""Bits of 104.0: exp(-104) is 0 in float32, so no token farther than that adds to a sum."""
+WEIGHTLESS = 104.0
+"""exp(-104) is 0 in float32: no token as far as that adds to a sum."""
 
 
 class SamplingTensors(NamedTuple):
@@ -48,22 +47,21 @@ def sample(logits: Float32[Array, "R V"], tensors: SamplingTensors) -> Int32[Arr
     """
     is_random = (tensors.temperature > 0) & (tensors.top_k != 1)
     is_cut = is_random & ((tensors.top_k > 0) | (tensors.top_p < 1) | (tensors.min_p > 0))
-    level = jnp.any(is_random).astype(jnp.int32) + jnp.any(is_cut)
 
-    def greedy() -> Int32[Array, " R"]:
-        return argmax(logits)
-
-    def plain() -> Int32[Array, " R"]:
-        weights = jnp.exp(-_distances(logits, tensors.temperature))
-        return _race(weights, logits, is_random, tensors)
-
-    def cut() -> Int32[Array, " R"]:
+    def random() -> Int32[Array, " R"]:
+        farthest = lax.cond(
+            jnp.any(is_cut),
+            lambda: _farthest_kept(_distances(logits, tensors.temperature), is_cut, tensors),
+            lambda: jnp.full(is_cut.shape, jnp.inf),
+        )
         distances = _distances(logits, tensors.temperature)
-        farthest = _farthest_kept(distances, is_cut, tensors)
         weights = jnp.where(distances <= farthest[:, None], jnp.exp(-distances), 0.0)
-        return _race(weights, logits, is_random, tensors)
+        # An exponential race, which is the Gumbel-max trick without its logarithms: token i arrives after
+        # Exp(1) / weight i, and the first one wins.
+        speeds = weights / _exponential_noise(tensors.seed, tensors.position, logits.shape[1])
+        return argmax(jnp.where(is_random[:, None], speeds, logits))
 
-    return lax.switch(level, [greedy, plain, cut])
+    return lax.cond(jnp.any(is_random), random, lambda: argmax(logits))
 
 
 def argmax(values: Float32[Array, "R V"]) -> Int32[Array, " R"]:
@@ -104,23 +102,11 @@ def _distances(logits: Float32[Array, "R V"], temperature: Float32[Array, " R"])
     return (top - jnp.minimum(logits, largest)) / scale
 
 
-def _race(
-    weights: Float32[Array, "R V"],
-    logits: Float32[Array, "R V"],
-    is_random: Bool[Array, " R"],
-    tensors: SamplingTensors,
-) -> Int32[Array, " R"]:
-    """Exponential race (the Gumbel-max trick without its logarithms): token i arrives after Exp(1) / weight i."""
-    speeds = weights / _exponential_noise(tensors.seed, tensors.position, weights.shape[1])
-    return argmax(jnp.where(is_random[:, None], speeds, logits))
-
-
 def _exponential_noise(
     seed: UInt32[Array, "R 2"], position: Int32[Array, " R"], vocab_size: int
 ) -> Float32[Array, "R V"]:
     """Draws from Exp(1), each a function of (seed, position, token id)."""
-    keys = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(seed, impl="threefry2x32"), position)
-    words = jax.random.key_data(keys)
+    words = _stream_words(seed, position.astype(jnp.uint32))
     token = lax.broadcasted_iota(jnp.uint32, (seed.shape[0], vocab_size), 1)
     # Two keyed rounds: after one alone, rows whose keys differ by a multiple of the stride would share their noise.
     bits = _mix(_mix(token * jnp.uint32(0x9E3779B1) + words[:, :1]) ^ words[:, 1:])
@@ -129,7 +115,15 @@ def _exponential_noise(
     return -jnp.log1p(-uniform)
 
 
-def _mix(word: UInt32[Array, "R V"]) -> UInt32[Array, "R V"]:
+def _stream_words(seed: UInt32[Array, "R 2"], position: UInt32[Array, " R"]) -> UInt32[Array, "R 2"]:
+    """64 bits that name the stream of (seed, position): a Feistel network over the seed, keyed by the position."""
+    left, right = seed[:, 0], seed[:, 1]
+    for constant in (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344):
+        left, right = right, left ^ _mix(right + position * jnp.uint32(0x9E3779B1) + jnp.uint32(constant))
+    return jnp.stack([left, right], axis=1)
+
+
+def _mix(word: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     """A bijection of 32 bits in which every bit of the result depends on every bit given (MurmurHash3's finaliser)."""
     word = (word ^ (word >> 16)) * jnp.uint32(0x85EBCA6B)
     word = (word ^ (word >> 13)) * jnp.uint32(0xC2B2AE35)
@@ -156,13 +150,14 @@ def _nearest_cut(
     distances: Float32[Array, " V"], top_k: Int32[Array, ""], top_p: Float32[Array, ""], min_p: Float32[Array, ""]
 ) -> Float32[Array, ""]:
     """One row's cut, from the nearest tokens alone wherever they settle it."""
-    nearest = -lax.top_k(-distances, min(NUM_NEAREST, distances.shape[0]))[0]
+    # The barrier keeps XLA:CPU from merging a later slice into top_k, which turns it into a sort, 70 times as slow.
+    nearest = jnp.abs(lax.optimization_barrier(lax.top_k(-distances, min(NUM_NEAREST, distances.shape[0])))[0])
     num_nearest = nearest.shape[0]
     farthest = -jnp.log(min_p)
     kth = lax.cond(
         top_k <= num_nearest,
         lambda: nearest.at[jnp.maximum(top_k - 1, 0)].get(mode="clip"),
-        lambda: _kth_distance(distances, top_k),
+        lambda: _kth_distance(distances, top_k, nearest[-1]),
     )
     farthest = jnp.where(top_k > 0, jnp.minimum(farthest, kth), farthest)
     weights = jnp.exp(-distances)
@@ -170,8 +165,8 @@ def _nearest_cut(
     mass = jnp.cumsum(jnp.exp(-nearest))
     pth = lax.cond(
         (mass[-1] >= target) | (top_p >= 1),
-        lambda: nearest[jnp.argmax(mass >= target)],
-        lambda: _distance_of_mass(distances, weights, target),
+        lambda: jnp.where(mass >= target, nearest, jnp.inf).min(),
+        lambda: _distance_of_mass(distances, weights, target, nearest[-1]),
     )
     return jnp.where(top_p < 1, jnp.minimum(farthest, pth), farthest)
 
@@ -189,26 +184,36 @@ def _searched_cut(
     return jnp.where(top_p < 1, jnp.minimum(farthest, pth), farthest)
 
 
-def _kth_distance(distances: Float32[Array, " V"], k: Int32[Array, ""]) -> Float32[Array, ""]:
-    """The k-th smallest distance; infinite when there are fewer."""
-    return _bisect(lambda limit: (distances <= limit).astype(jnp.float32).sum() >= k, INFINITY_BITS)
+def _kth_distance(
+    distances: Float32[Array, " V"], k: Int32[Array, ""], at_least: Float32[Array, ""] | float = 0.0
+) -> Float32[Array, ""]:
+    """The k-th smallest distance, known to be `at_least` so far; infinite when there are fewer."""
+    return _bisect(lambda limit: (distances <= limit).astype(jnp.float32).sum() >= k, at_least, jnp.inf)
 
 
 def _distance_of_mass(
-    distances: Float32[Array, " V"], weights: Float32[Array, " V"], target: Float32[Array, ""]
+    distances: Float32[Array, " V"],
+    weights: Float32[Array, " V"],
+    target: Float32[Array, ""],
+    at_least: Float32[Array, ""] | float = 0.0,
 ) -> Float32[Array, ""]:
-    """The smallest distance within which the weights add up to `target`."""
-    return _bisect(lambda limit: jnp.where(distances <= limit, weights, 0.0).sum() >= target, FARTHEST_BITS)
+    """The smallest distance within which the weights add up to `target`, known to be `at_least` so far."""
+    return _bisect(lambda limit: jnp.where(distances <= limit, weights, 0.0).sum() >= target, at_least, WEIGHTLESS)
 
 
-def _bisect(is_enough: Callable[[Float32[Array, ""]], Bool[Array, ""]], last: int) -> Float32[Array, ""]:
-    """The smallest non-negative float with `is_enough`, found exactly: such floats are ordered like their bits."""
+def _bisect(
+    is_enough: Callable[[Float32[Array, ""]], Bool[Array, ""]], first: Float32[Array, ""] | float, last: float
+) -> Float32[Array, ""]:
+    """The smallest float in [first, last] with `is_enough`, exactly: floats from 0 up are ordered like their bits."""
 
-    def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+    def bits(value: Float32[Array, ""] | float) -> Int32[Array, ""]:
+        return lax.bitcast_convert_type(jnp.float32(value), jnp.int32)
+
+    def halve(bracket: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bracket
         middle = low + (high - low) // 2
         enough = is_enough(lax.bitcast_convert_type(middle, jnp.float32))
         return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
 
-    _, high = lax.fori_loop(0, 31, halve, (jnp.int32(-1), jnp.int32(last)))
+    _, high = lax.while_loop(lambda bracket: bracket[1] - bracket[0] > 1, halve, (bits(first) - 1, bits(last)))
     return lax.bitcast_convert_type(high, jnp.float32)
