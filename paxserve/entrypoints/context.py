@@ -13,7 +13,7 @@ from starlette.responses import Response
 from paxserve import __version__
 from paxserve.config import EngineConfig, ServerConfig
 from paxserve.engine.async_engine import AsyncEngine
-from paxserve.entrypoints.protocol.common import MAX_REQUEST_ID, is_plain_text
+from paxserve.entrypoints.protocol.generation import MAX_REQUEST_ID, is_plain_text
 from paxserve.errors import RequestError
 from paxserve.loaders.tokenizer import Tokenizer
 from paxserve.messages import ModelInfo

@@ -11,7 +11,7 @@ from paxserve.engine.async_engine import AsyncEngine
 from paxserve.engine.output_processor import OutputKind
 from paxserve.engine.request_stream import RequestStream
 from paxserve.entrypoints.errors import body_of
-from paxserve.entrypoints.protocol.common import PromptTokensDetails, StreamUsage, Usage
+from paxserve.entrypoints.protocol.generation import PromptTokensDetails, StreamUsage, Usage
 from paxserve.entrypoints.sse import DONE, EventStream, event, until_disconnect
 from paxserve.messages import EngineRequest
 from paxserve.outputs import RequestOutput

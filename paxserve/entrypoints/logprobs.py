@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from paxserve.engine.token_table import token_bytes
 from paxserve.entrypoints.protocol.chat import ChatLogprobs, TokenLogprob, TopLogprob
-from paxserve.entrypoints.protocol.common import PromptLogprob
+from paxserve.entrypoints.protocol.generation import PromptLogprob
 from paxserve.entrypoints.protocol.completions import CompletionLogprobs
 from paxserve.loaders.tokenizer import Tokenizer
 from paxserve.outputs import Logprob

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field
 
-from paxserve.entrypoints.protocol.common import (
+from paxserve.entrypoints.protocol.generation import (
     PromptLogprob,
     SamplingFields,
     StreamUsage,

@@ -3,7 +3,7 @@
 import msgspec
 
 from paxserve.entrypoints.protocol.chat import ChatTemplateFields
-from paxserve.entrypoints.protocol.common import ApiModel, TokenIds
+from paxserve.entrypoints.protocol.generation import ApiModel, TokenIds
 
 
 class TokenizePromptRequest(ApiModel):

@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictInt
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from paxserve.entrypoints.protocol.fields import check_extra_fields
 from paxserve.errors import RequestError
@@ -13,7 +13,7 @@ MAX_STOP_STRINGS = 4
 MAX_CACHE_SALT = 128
 MAX_REQUEST_ID = 128
 
-TokenIds = Annotated[list[StrictInt], FailFast()]
+TokenIds = Annotated[list[StrictInt], Field(fail_fast=True)]
 
 SAMPLING_FIELDS = (
     "n",
