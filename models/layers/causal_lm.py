@@ -1,0 +1,81 @@
+"""A language model of decoder layers: what the engine calls, whatever the family."""
+
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from models.inputs import Batch, CacheSpec, PagedKVCache
+from models.layers.config import DecoderConfig
+from models.layers.decoder import Layer, LayerExecution, arrange_layers, run_layers
+from models.layers.embedding import Embedding, Head
+from models.layers.initializer import Initializer
+from models.layers.norm import RMSNorm
+from models.layers.rope import rope_table
+
+ConfigT = TypeVar("ConfigT", bound=DecoderConfig)
+
+
+class CausalLM(nnx.Module, Generic[ConfigT]):
+    """Token table, decoder layers, final norm, head. A family says what its layers are in `make_layer`."""
+
+    def __init__(
+        self,
+        config: ConfigT,
+        *,
+        dtype: Any = jnp.float32,
+        layer_execution: LayerExecution = "unrolled",
+        rngs: nnx.Rngs,
+        max_model_len: int | None = None,
+    ) -> None:
+        """Parameters with random values; under `nnx.eval_shape`, shapes only.
+
+        `max_model_len` settles rotary schemes that depend on the length of sequences.
+        """
+        init = Initializer(dtype, rngs)
+        self.config = config
+        self.max_model_len = max_model_len
+        self.embedding = Embedding(init, config.vocab_size, config.hidden_size)
+        layers = [self.make_layer(init, index) for index in range(config.num_hidden_layers)]
+        self.layers, self.layer_counts = arrange_layers(layers, layer_execution)
+        self.norm = self.make_norm(init)
+        self.head = None if config.tie_word_embeddings else Head(init, config.hidden_size, config.vocab_size)
+
+    def make_layer(self, init: Initializer, index: int) -> Layer:
+        """Layer `index` of the family."""
+        raise NotImplementedError
+
+    def make_norm(self, init: Initializer) -> nnx.Module:
+        """The norm after the last layer."""
+        return RMSNorm(init, self.config.hidden_size, eps=self.config.rms_norm_eps)
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        """What the layers cache for each token."""
+        return CacheSpec(
+            num_layers=self.config.num_hidden_layers,
+            num_kv_heads=self.config.num_key_value_heads,
+            head_dim=self.config.head_dim,
+        )
+
+    def embed(self, batch: Batch) -> Float[Array, "T D"]:
+        """What enters the first layer."""
+        return self.embedding(batch.token_ids)
+
+    def __call__(self, batch: Batch, cache: PagedKVCache) -> tuple[Float[Array, "T D"], PagedKVCache]:
+        """The normalised output of the last layer for each token, and the cache with their keys and values."""
+        tables = [rope_table(f, batch.positions) for f in self.config.rope_frequencies(self.max_model_len)]
+        traits = self.config.layer_traits()
+        x, cache = run_layers(self.layers, self.layer_counts, traits, self.embed(batch), cache, tables)
+        return self.norm(x), cache
+
+    def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
+        """Float32 logits of the rows whose next token is wanted."""
+        return self.embedding.attend(hidden) if self.head is None else self.head(hidden)
+
+
+def num_parameters(model: nnx.Module) -> int:
+    """How many numbers the model's weights are."""
+    return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))

@@ -1,0 +1,127 @@
+"""What the configurations of decoder-only families have in common, in Hugging Face's names."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+from models.layers.activations import activation
+from models.layers.rope import RopeFrequencies, RopeParameters, rope_frequencies
+
+
+class LayerTraits(NamedTuple):
+    """In what one layer's computation differs from the others'."""
+
+    window: int = 0
+    """Tokens that a query sees, itself included; 0 is all."""
+    rope: int | None = 0
+    """Index into the model's rotary tables; None is no rotation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """A checkpoint's configuration; fields without a default must be in its config.json."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    hidden_act: str = "silu"
+    rms_norm_eps: float = 1e-6
+    rope_parameters: RopeParameters = RopeParameters()
+    tie_word_embeddings: bool = False
+    sliding_window: int | None = None
+    layer_types: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)!r}.")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads must be a multiple of num_key_value_heads, got {self.num_attention_heads} "
+                f"and {self.num_key_value_heads}."
+            )
+        if self.layer_types and len(self.layer_types) != self.num_hidden_layers:
+            raise ValueError(f"layer_types must name {self.num_hidden_layers} layers, got {len(self.layer_types)}.")
+        unknown = set(self.layer_types) - {"full_attention", "sliding_attention"}
+        if unknown:
+            raise ValueError(
+                f"layer_types must be full_attention or sliding_attention, got {', '.join(sorted(unknown))}."
+            )
+        activation(self.hidden_act)
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> Self:
+        """The configuration from config.json's content; a key that is absent or null takes the default.
+
+        Raises `ValueError` for what is missing, or present and not supported.
+        """
+        if config.get("quantization_config"):
+            method = config["quantization_config"].get("quant_method")
+            raise ValueError(
+                f"quantization_config (quant_method {method!r}) is not supported: use an unquantised model."
+            )
+        values = cls.derive(config)
+        names = [f.name for f in dataclasses.fields(cls)]
+        values |= {name: config[name] for name in names if config.get(name) is not None and name not in values}
+        required = [
+            f.name
+            for f in dataclasses.fields(cls)
+            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING and f.name not in values
+        ]
+        if required:
+            raise ValueError(f"config.json lacks {', '.join(required)}.")
+        frozen: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+        return cls(**frozen)
+
+    @classmethod
+    def derive(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields whose value is not simply the key of the same name; families extend it."""
+        values: dict[str, Any] = {}
+        num_heads = config.get("num_attention_heads")
+        if config.get("num_key_value_heads") is None and num_heads:
+            values["num_key_value_heads"] = num_heads
+        if config.get("head_dim") is None and num_heads and config.get("hidden_size"):
+            values["head_dim"] = config["hidden_size"] // num_heads
+        values["rope_parameters"] = RopeParameters.from_hf(config)
+        return values
+
+    def layer_traits(self) -> tuple[LayerTraits, ...]:
+        """Traits of each layer: with `layer_types`, the window is on the sliding ones only."""
+        window = self.sliding_window or 0
+        if not self.layer_types:
+            return (LayerTraits(window),) * self.num_hidden_layers
+        return tuple(LayerTraits(window if kind == "sliding_attention" else 0) for kind in self.layer_types)
+
+    def rope_frequencies(self, max_model_len: int | None) -> tuple[RopeFrequencies, ...]:
+        """The rotary frequencies that `LayerTraits.rope` indexes."""
+        return (
+            rope_frequencies(
+                self.rope_parameters,
+                self.head_dim,
+                max_position_embeddings=self.max_position_embeddings,
+                max_model_len=max_model_len,
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenConfig(DecoderConfig):
+    """A configuration whose window is off unless `use_sliding_window`, and then holds from a certain layer up."""
+
+    @classmethod
+    def derive(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Adds the window and, where they are not listed, the layers that have it."""
+        values = super().derive(config)
+        window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
+        values["sliding_window"] = window
+        if config.get("layer_types") is None:
+            first, num_layers = config.get("max_window_layers", 28), config.get("num_hidden_layers", 0)
+            kinds = ("full_attention", "sliding_attention")
+            values["layer_types"] = tuple(kinds[window is not None and i >= first] for i in range(num_layers))
+        return values

@@ -1,0 +1,63 @@
+"""Where a model's parameters are in a checkpoint: tables that can be read against its tensor names."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Source:
+    """The checkpoint tensors that one parameter is made of; `*` in a name stands for the layer's number.
+
+    Several names are the parameter's parts, in the order of its metadata `parts`; a single name for a parameter
+    with parts is a tensor that has them fused, one part after another.
+    """
+
+    names: tuple[str, ...]
+    order: Literal["as_stored", "out_in"]
+
+
+LoadMap = Mapping[str, Source]
+
+
+def stored(*names: str) -> Source:
+    """Taken as it is (norms, biases, token tables, matrices stored [in, out])."""
+    return Source(names, "as_stored")
+
+
+def transposed(*names: str) -> Source:
+    """A matrix that torch stores [out, in]."""
+    return Source(names, "out_in")
+
+
+# The names that Llama gave its tensors, which most families kept. A family without some parameter
+# (a bias, its own head) leaves the line unused; one with more adds lines.
+LLAMA_LOAD_MAP: dict[str, Source] = {
+    "embedding.weight": stored("model.embed_tokens.weight"),
+    "layers.*.attention_norm.weight": stored("model.layers.*.input_layernorm.weight"),
+    "layers.*.attention.qkv.weight": transposed(
+        "model.layers.*.self_attn.q_proj.weight",
+        "model.layers.*.self_attn.k_proj.weight",
+        "model.layers.*.self_attn.v_proj.weight",
+    ),
+    "layers.*.attention.qkv.bias": stored(
+        "model.layers.*.self_attn.q_proj.bias",
+        "model.layers.*.self_attn.k_proj.bias",
+        "model.layers.*.self_attn.v_proj.bias",
+    ),
+    "layers.*.attention.out.weight": transposed("model.layers.*.self_attn.o_proj.weight"),
+    "layers.*.attention.out.bias": stored("model.layers.*.self_attn.o_proj.bias"),
+    "layers.*.mlp_norm.weight": stored("model.layers.*.post_attention_layernorm.weight"),
+    "layers.*.mlp.gate.weight": transposed("model.layers.*.mlp.gate_proj.weight"),
+    "layers.*.mlp.gate.bias": stored("model.layers.*.mlp.gate_proj.bias"),
+    "layers.*.mlp.up.weight": transposed("model.layers.*.mlp.up_proj.weight"),
+    "layers.*.mlp.up.bias": stored("model.layers.*.mlp.up_proj.bias"),
+    "layers.*.mlp.down.weight": transposed("model.layers.*.mlp.down_proj.weight"),
+    "layers.*.mlp.down.bias": stored("model.layers.*.mlp.down_proj.bias"),
+    "norm.weight": stored("model.norm.weight"),
+    "head.weight": transposed("lm_head.weight"),
+}
+QK_NORM_LOAD_MAP: dict[str, Source] = {
+    "layers.*.attention.q_norm.weight": stored("model.layers.*.self_attn.q_norm.weight"),
+    "layers.*.attention.k_norm.weight": stored("model.layers.*.self_attn.k_norm.weight"),
+}

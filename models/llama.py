@@ -1,0 +1,29 @@
+"""Llama 1 to 3 and what is built like it (SmolLM2, TinyLlama, Yi …)."""
+
+from dataclasses import dataclass
+
+from models.layers.causal_lm import CausalLM
+from models.layers.config import DecoderConfig
+from models.layers.decoder import DecoderLayer
+from models.layers.initializer import Initializer
+from models.layers.pre_norm import pre_norm_layer
+from models.layers.weight_map import LLAMA_LOAD_MAP
+
+load_map = LLAMA_LOAD_MAP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(DecoderConfig):
+    """Llama's configuration; it knows no sliding window."""
+
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+
+class Model(CausalLM[Config]):
+    """Pre-norm layers of grouped-query attention and a gated MLP."""
+
+    def make_layer(self, init: Initializer, index: int) -> DecoderLayer:
+        """One layer; all are alike."""
+        c = self.config
+        return pre_norm_layer(init, c, qkv_bias=c.attention_bias, out_bias=c.attention_bias, mlp_bias=c.mlp_bias)
