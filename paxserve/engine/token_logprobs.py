@@ -19,7 +19,7 @@ class Logprobs(NamedTuple):
     rank: Int32[Array, " R"]
     """1 + the number of tokens more likely than the chosen one."""
     top_ids: Int32[Array, "R K"]
-    """The most likely tokens, best first, the lower id first among equals."""
+    """The most likely tokens, best first, the lower id first among equals (-0.0 counts as less than 0.0)."""
     top: Float32[Array, "R K"]
     """Their log-probabilities."""
 
@@ -55,4 +55,4 @@ def prompt_logprobs(
         jnp.pad(target_ids, (0, padding)).reshape(-1, tile),
     )
     result = lax.map(lambda rows: gather_logprobs(logits_fn(rows[0]), rows[1], num_top), tiles)
-    return Logprobs(*(x.reshape(-1, *x.shape[2:])[:num_tokens] for x in result))
+    return Logprobs(*(x.reshape(num_tokens + padding, *x.shape[2:])[:num_tokens] for x in result))
