@@ -76,7 +76,7 @@ def _maybe(module: Any, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
     return x if module is None else module(x)
 
 
-def arrange_layers(layers: Sequence[nnx.Module], execution: LayerExecution) -> tuple[nnx.List, tuple[int, ...]]:
+def arrange_layers(layers: Sequence[Layer], execution: LayerExecution) -> tuple[nnx.List, tuple[int, ...]]:
     """The layers as they will be run, and how many each entry of the list holds.
 
     Unrolled, an entry is a layer. Scanned, an entry is a run of neighbours of one structure, their weights
@@ -86,7 +86,7 @@ def arrange_layers(layers: Sequence[nnx.Module], execution: LayerExecution) -> t
         return nnx.List(layers), (1,) * len(layers)
     if execution != "scanned":
         raise ValueError(f"layer_execution must be unrolled or scanned, got {execution!r}.")
-    runs: list[list[nnx.Module]] = []
+    runs: list[list[Layer]] = []
     for layer in layers:
         if runs and _structure(runs[-1][0]) == _structure(layer):
             runs[-1].append(layer)
@@ -97,12 +97,12 @@ def arrange_layers(layers: Sequence[nnx.Module], execution: LayerExecution) -> t
     return nnx.List([_stack(run, first) for run, first in zip(runs, firsts, strict=True)]), counts
 
 
-def _structure(layer: nnx.Module) -> tuple[Any, ...]:
+def _structure(layer: Layer) -> tuple[Any, ...]:
     leaves, treedef = jax.tree.flatten(layer)
     return treedef, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
-def _stack(run: list[nnx.Module], first: int) -> nnx.Module:
+def _stack(run: list[Layer], first: int) -> Layer:
     def stack(*params: nnx.Param) -> nnx.Param:
         metadata = params[0].get_metadata()
         metadata["out_sharding"] = ("layers", *metadata["out_sharding"])
