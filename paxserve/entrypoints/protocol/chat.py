@@ -123,7 +123,7 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
     top_logprobs: int | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     echo: bool | None = None
 
     def check(self) -> None:

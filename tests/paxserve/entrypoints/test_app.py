@@ -1,0 +1,131 @@
+import re
+
+import paxserve
+from tests.paxserve.serving import Serving, run
+from tests.small_tokenizers import byte_level_tokenizer
+
+ROUTES = {
+    ("GET", "/health"), ("GET", "/metrics"), ("GET", "/version"), ("GET", "/v1/models"),
+    ("GET", "/v1/models/{name:path}"), ("POST", "/detokenize"), ("POST", "/tokenize"),
+    ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"),
+}  # fmt: skip
+
+
+def value_of(text: str, name: str, **labels: str) -> float:
+    shown = ",".join(f'{key}="{value}"' for key, value in sorted({"engine": "0", "model_name": "fake", **labels}.items()))
+    return float(next(line for line in text.splitlines() if line.startswith(f"{name}{{{shown}}} ")).rsplit(" ", 1)[1])
+
+
+def test_the_routes_are_these():
+    async def test(served: Serving):
+        schema = (await served.http.get("/openapi.json")).json()
+        return {(method.upper(), path) for path, methods in schema["paths"].items() for method in methods}
+
+    assert run(test) == {(method, path.replace(":path", "")) for method, path in ROUTES}
+
+
+def test_health_and_version():
+    async def test(served: Serving):
+        return await served.http.get("/health"), (await served.http.get("/version")).json()
+
+    health, version = run(test)
+    assert health.status_code == 200
+    assert not health.content
+    assert version == {"version": paxserve.__version__}
+
+
+def test_models_are_listed_under_every_name():
+    async def test(served: Serving):
+        return (await served.http.get("/v1/models")).json(), (await served.http.get("/v1/models/b/c")).json()
+
+    listed, one = run(test, served_model_name=["a", "b/c"])
+    assert listed["object"] == "list"
+    assert [card["id"] for card in listed["data"]] == ["a", "b/c"]
+    card = listed["data"][1]
+    assert card == one
+    assert (card["object"], card["root"], card["max_model_len"]) == ("model", "fake", 512)
+
+
+def test_tokenize_and_detokenize_are_inverse():
+    text = "café 😀 dog"
+
+    async def test(served: Serving):
+        body = (await served.post("/tokenize", prompt=text, return_token_strs=True)).json()
+        back = (await served.post("/detokenize", tokens=body["tokens"])).json()
+        return body, back
+
+    body, back = run(test)
+    assert body["tokens"] == byte_level_tokenizer().encode(text)
+    assert body["count"] == len(body["tokens"]) == len(body["token_strs"])
+    assert body["max_model_len"] == 512
+    assert back == {"prompt": text}
+
+
+def test_tokenize_shows_the_prompt_that_a_chat_uses():
+    messages = [{"role": "system", "content": "Brief."}, {"role": "user", "content": "Hello"}]
+
+    async def test(served: Serving):
+        shown = (await served.post("/tokenize", messages=messages)).json()["tokens"]
+        shorter = (await served.post("/tokenize", messages=messages, add_generation_prompt=False)).json()["tokens"]
+        usage = (await served.post("/v1/chat/completions", messages=messages, max_tokens=1)).json()["usage"]
+        text = (await served.post("/detokenize", tokens=shown)).json()["prompt"]
+        return shown, shorter, usage, text, served.client.added[0].prompt_token_ids
+
+    shown, shorter, usage, text, used = run(test)
+    assert shown == used
+    assert usage["prompt_tokens"] == len(shown)
+    assert shown[: len(shorter)] == shorter
+    assert text.startswith("<|im_start|>system\nBrief.<|im_end|>")
+
+
+def test_detokenize_refuses_ids_that_are_none():
+    async def test(served: Serving):
+        return [await served.post("/detokenize", tokens=[token]) for token in (-1, 10**9, 2**70)]
+
+    for response in run(test):
+        assert response.status_code == 400
+
+
+def test_metrics_tell_what_happened():
+    async def test(served: Serving):
+        await served.complete("Hello", max_tokens=8)
+        await served.complete("Hello", n=2, max_tokens=4, temperature=1)
+        await served.complete("Hello", max_tokens=100, stop=["two"])
+        return (await served.http.get("/metrics")).text
+
+    text = run(test)
+    assert value_of(text, "vllm:num_requests_running") == 0
+    assert value_of(text, "vllm:num_requests_waiting") == 0
+    assert value_of(text, "vllm:kv_cache_usage_perc") == 0
+    assert value_of(text, "vllm:prompt_tokens_total") == 3
+    assert value_of(text, "vllm:generation_tokens_total") >= 23
+    assert value_of(text, "vllm:request_success_total", finished_reason="length") == 3
+    assert value_of(text, "vllm:request_success_total", finished_reason="stop") == 1
+    assert value_of(text, "vllm:request_success_total", finished_reason="abort") == 0
+    for name in (
+        "time_to_first_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds",
+        "request_prompt_tokens", "request_generation_tokens", "request_params_n", "request_decode_time_seconds",
+        "request_prefill_time_seconds", "request_inference_time_seconds", "request_time_per_output_token_seconds",
+    ):  # fmt: skip
+        assert value_of(text, f"vllm:{name}_count") == 3, name
+    assert value_of(text, "vllm:request_generation_tokens_sum") == 8 + 8 + 7
+    assert value_of(text, "vllm:inter_token_latency_seconds_count") == 7 + 6 + 6
+    assert value_of(text, "vllm:iteration_tokens_total_count") > 0
+    assert value_of(text, "paxserve:recompilations_total") == 0
+    assert value_of(text, "paxserve:programs") == 3
+    info = re.search(r"vllm:cache_config_info{(.*)} 1.0", text)
+    assert info
+    assert 'block_size="16"' in info[1]
+    assert 'num_gpu_blocks="100"' in info[1]
+
+
+def test_histograms_have_vllms_buckets():
+    async def test(served: Serving):
+        return (await served.http.get("/metrics")).text
+
+    text = run(test)
+    first = re.findall(r'vllm:time_to_first_token_seconds_bucket{.*le="([^"]+)".*}', text)
+    assert first[:4] == ["0.001", "0.005", "0.01", "0.02"]
+    assert first[-2:] == ["2560.0", "+Inf"]
+    lengths = re.findall(r'vllm:request_prompt_tokens_bucket{.*le="([^"]+)".*}', text)
+    assert lengths == ["1.0", "2.0", "5.0", "10.0", "20.0", "50.0", "100.0", "200.0", "500.0", "+Inf"]

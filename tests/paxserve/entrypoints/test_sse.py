@@ -1,0 +1,99 @@
+import asyncio
+import json
+
+import pytest
+
+from tests.paxserve.serving import Serving, run
+
+
+class Connection:
+    """A client at the level of ASGI, that leaves when it wants to."""
+
+    def __init__(self, served: Serving, body: bytes, leave_after: int) -> None:
+        self.served, self.body, self.leave_after = served, body, leave_after
+        self.sent: list[dict] = []
+        self.gone = asyncio.Event()
+        self.is_read = False
+
+    async def receive(self):
+        if not self.is_read:
+            self.is_read = True
+            return {"type": "http.request", "body": self.body, "more_body": False}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message):
+        self.sent.append(message)
+        if len(self.sent) > self.leave_after:
+            self.gone.set()
+
+    async def request(self) -> None:
+        headers = [(b"content-type", b"application/json"), (b"host", b"test")]
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+            "path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b"", "root_path": "",
+            "headers": headers, "server": ("test", 80), "client": ("test", 1),
+        }  # fmt: skip
+        await self.served.app(scope, self.receive, self.send)
+
+
+async def wait_until(condition) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("is_stream", ["true", "false"])
+def test_a_client_that_leaves_aborts_its_request(is_stream):
+    body = f'{{"prompt": ["a", "b"], "max_tokens": 400, "n": 2, "stream": {is_stream}}}'.encode()
+
+    async def test(served: Serving):
+        served.core.step_seconds = 0.005
+        connection = Connection(served, body, leave_after=3)
+        answering = asyncio.ensure_future(connection.request())
+        await wait_until(lambda: served.core.choices)
+        assert len(served.core.choices) == 4
+        if is_stream == "false":
+            connection.gone.set()
+        await asyncio.wait_for(answering, 5)
+        await wait_until(lambda: not served.core.choices)
+        assert served.engine.num_unfinished == 0
+        assert served.engine.output_processor.num_unfinished == 0
+        await wait_until(lambda: served.engine.stats.num_running == 0)
+        metrics = (await served.http.get("/metrics")).text
+        return connection.sent, metrics
+
+    sent, metrics = run(test)
+    assert len(sent) < 40
+    assert 'vllm:num_requests_running{engine="0",model_name="fake"} 0.0' in metrics
+    assert 'vllm:request_success_total{engine="0",finished_reason="abort",model_name="fake"} 4.0' in metrics
+
+
+def test_a_slow_client_holds_up_nobody_and_loses_nothing():
+    body = b'{"prompt": "a", "max_tokens": 200, "stream": true, "return_token_ids": true}'
+
+    async def test(served: Serving):
+        connection = Connection(served, body, leave_after=10**9)
+        may_go_on = asyncio.Event()
+        send = connection.send
+
+        async def slow_send(message):
+            await send(message)
+            if len(connection.sent) == 3:
+                await may_go_on.wait()
+
+        connection.send = slow_send  # type: ignore[method-assign]
+        answering = asyncio.ensure_future(connection.request())
+        other = await served.complete("b", max_tokens=200)
+        assert other.status_code == 200
+        await wait_until(lambda: not served.core.choices)
+        assert not answering.done()
+        may_go_on.set()
+        await asyncio.wait_for(answering, 5)
+        return other.json()["choices"][0]["text"], b"".join(message.get("body", b"") for message in connection.sent)
+
+    text, streamed = run(test)
+    events = [json.loads(block[6:]) for block in streamed.decode().split("\n\n")[:-2]]
+    assert "".join(event["choices"][0]["text"] for event in events) == text
+    assert sum(len(event["choices"][0]["token_ids"]) for event in events) == 200
+    assert len(events) < 150

@@ -1,0 +1,86 @@
+"""A whole server in this process, over a scripted core: application, engine and HTTP client."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import httpx
+
+from paxserve.config import EngineConfig, ModelConfig, ServerConfig
+from paxserve.engine.async_engine import AsyncEngine
+from paxserve.engine.input_processor import InputProcessor
+from paxserve.engine.output_processor import OutputProcessor
+from paxserve.entrypoints.app import create_app
+from paxserve.entrypoints.context import ServingContext
+from paxserve.metrics import Metrics
+from tests.paxserve.fake_core import FakeCore
+from tests.paxserve.local_client import LocalClient
+from tests.small_tokenizers import byte_level_tokenizer
+
+T = TypeVar("T")
+
+
+class Serving:
+    """What a test looks at."""
+
+    def __init__(self, model: dict[str, Any], server: dict[str, Any]) -> None:
+        self.engine_config = EngineConfig(model=ModelConfig(model="fake", **model))
+        self.core = FakeCore(self.engine_config)
+        self.core.step_seconds = 0
+        self.client = LocalClient(self.core)
+        info = self.core.model_info
+        tokenizer = None if self.engine_config.model.skip_tokenizer_init else byte_level_tokenizer()
+        inputs = InputProcessor(
+            self.engine_config.model,
+            tokenizer,
+            info.generation_config,
+            info.eos_token_ids,
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            max_prompt_tokens=info.max_sequence_tokens,
+        )
+        metrics = Metrics("fake", self.engine_config, info)
+        self.engine = AsyncEngine(self.client, inputs, OutputProcessor(tokenizer), metrics)
+        self.context = ServingContext(
+            engine=self.engine,
+            engine_config=self.engine_config,
+            server_config=ServerConfig(**server),
+            model_info=info,
+        )
+        self.app = create_app(self.context)
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://test", timeout=20)
+
+    async def post(self, path: str, **body: Any) -> httpx.Response:
+        return await self.http.post(path, json=body)
+
+    async def complete(self, prompt: Any = "Hello", **body: Any) -> httpx.Response:
+        return await self.post("/v1/completions", prompt=prompt, **body)
+
+    async def chat(self, content: str = "Hello", **body: Any) -> httpx.Response:
+        return await self.post("/v1/chat/completions", **{"messages": [{"role": "user", "content": content}], **body})
+
+
+@asynccontextmanager
+async def serving(model: dict[str, Any] | None = None, **server: Any) -> AsyncIterator[Serving]:
+    """A running server; `server` are fields of its `ServerConfig`."""
+    served = Serving(model or {}, server)
+    served.engine.start()
+    core = asyncio.ensure_future(served.client.run())
+    try:
+        yield served
+    finally:
+        await served.http.aclose()
+        await served.engine.stop()
+        core.cancel()
+
+
+def run(test: Callable[[Serving], Awaitable[T]], **server: Any) -> T:
+    """The result of `test` on a running server."""
+
+    async def main() -> T:
+        async with serving(**server) as served:
+            return await asyncio.wait_for(test(served), 20)
+
+    return asyncio.run(main())
