@@ -6,7 +6,7 @@ import huggingface_hub
 
 from paxserve.errors import ConfigError
 
-TEXT_PATTERNS = ["*.json", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
+TEXT_PATTERNS = ["*.json", "*.jinja", "merges.txt", "vocab.txt", "tokenizer.model", "*.tiktoken"]
 WEIGHT_PATTERNS = ["*.safetensors"]
 # Subfolders hold the same weights again for other programs (original/, onnx/), consolidated files do for Mistral's.
 IGNORED_PATTERNS = ["*/*", "consolidated*", "adapter_*", "training_args*"]
@@ -32,6 +32,9 @@ def download_snapshot(
             ignore_patterns=IGNORED_PATTERNS,
         )
     except Exception as error:  # the client raises its own errors, its HTTP library's and the system's: all are reasons
+        # Offline, the client wants every file that matches; what is truly missing, the folder's own checks tell better.
+        if partial := getattr(error, "snapshot_path", None):
+            return Path(partial)
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         at = f" at revision {revision}" if revision else ""
         raise ConfigError(
