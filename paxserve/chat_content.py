@@ -56,7 +56,7 @@ class _ContentNames:
                 for parameter, argument in zip(macros[call.node.name].args, call.args, strict=False):
                     self._name(parameter.name, argument)
 
-    def _name(self, name: str, value: nodes.Expr) -> None:
+    def _name(self, name: str, value: nodes.Node) -> None:
         if self._is_list(value):
             self.lists.add(name)
         elif self._is_message(value):

@@ -265,7 +265,7 @@ def _as_token_ids(prompt: Iterable[Any]) -> list[int]:
     """The ids as plain integers. Raises `RequestError` for anything that is not a list of integers."""
     try:
         token_ids = [operator.index(token_id) for token_id in prompt if not isinstance(token_id, bool)]
-        if len(token_ids) == len(prompt):  # type: ignore[arg-type]
+        if len(token_ids) == len(prompt) and not isinstance(prompt, (bytes, bytearray)):  # type: ignore[arg-type]
             return token_ids
     except TypeError:
         pass

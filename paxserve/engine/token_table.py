@@ -36,7 +36,7 @@ class TokenTable:
 
     def is_known(self, token_id: int) -> bool:
         """Whether the vocabulary has this id."""
-        return 0 <= token_id <= MAX_TOKEN_ID and self.backend.id_to_token(token_id) is not None
+        return self._token(token_id) is not None
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that this token adds to a text, markup of special tokens included."""
@@ -48,15 +48,17 @@ class TokenTable:
     def raw_byte(self, token_id: int) -> int | None:
         """The byte, when this is a token such as `<0xE2>` of a vocabulary that falls back to bytes."""
         if token_id not in self._raw_bytes:
-            token = self.backend.id_to_token(token_id) if self.is_known(token_id) else None
-            is_byte = self.syntax == "byte_fallback" and token is not None
-            self._raw_bytes[token_id] = _parse_raw_byte(token) if is_byte else None  # type: ignore[arg-type]
+            token = self._token(token_id) if self.syntax == "byte_fallback" else None
+            self._raw_bytes[token_id] = None if token is None else _parse_raw_byte(token)
         return self._raw_bytes[token_id]
 
+    def _token(self, token_id: int) -> str | None:
+        return self.backend.id_to_token(token_id) if 0 <= token_id <= MAX_TOKEN_ID else None
+
     def _spell(self, token_id: int) -> bytes:
-        if not self.is_known(token_id):
+        token = self._token(token_id)
+        if token is None:
             return b""
-        token: str = self.backend.id_to_token(token_id)
         if self.syntax == "byte_level":
             if all(char in self._alphabet for char in token):
                 return bytes(self._alphabet[char] for char in token)
