@@ -1,0 +1,276 @@
+"""The mixed kernel: query tiles of rows with several query tokens over pages that already hold their own tokens.
+
+Grid (cores, query tiles); a tile is `query_tokens` tokens of the batch, whatever rows they belong to, so queries
+and results stay aligned and are pipelined by Pallas. The rows of a tile take turns; each touches only its own
+queries' softmax. Pages come through a ring of slots that runs ahead over rows and tiles.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float, Int32
+
+from pallas_kernels.ragged_paged_attention.metadata import AttentionMetadata
+from pallas_kernels.ragged_paged_attention.tpu_pages import PageRing, clear_rows
+from pallas_kernels.ragged_paged_attention.tpu_softmax import Logits, update, wide
+from pallas_kernels.ragged_paged_attention.tpu_tuning import LANES, Config, Shape
+
+FETCH_TILE, FETCH_ROW, FETCH_BLOCK, ISSUED, CONSUMED = range(5)
+PREFETCH = ("layer", "window", "counts", "cu_q_lens", "kv_lens", "first_rows", "end_rows", "table")
+
+
+def tile_rows(
+    metadata: AttentionMetadata, num_tokens: int, query_tokens: int
+) -> tuple[Int32[Array, " tiles"], Int32[Array, " tiles"], Array, Array]:
+    """Per query tile the range of rows with tokens in it, decode rows left out, and the range of tiles with any."""
+    cu_q_lens, num_decode = metadata.cu_q_lens, metadata.num_decode_rows
+    num_tokens_used = cu_q_lens[-1]
+    starts = jnp.arange(-(-num_tokens // query_tokens), dtype=jnp.int32) * query_tokens
+    stops = jnp.minimum(starts + query_tokens, num_tokens_used)
+    first = jnp.sum(cu_q_lens[None, 1:] <= starts[:, None], axis=1, dtype=jnp.int32)
+    end = jnp.sum(cu_q_lens[None, :-1] < stops[:, None], axis=1, dtype=jnp.int32)
+    is_any = num_tokens_used > num_decode
+    end_tile = jnp.where(is_any, (num_tokens_used + query_tokens - 1) // query_tokens, 0)
+    return jnp.maximum(first, num_decode), end, num_decode // query_tokens, end_tile
+
+
+def mixed(
+    q: Float[Array, "K TG H"],
+    pool: Float[Array, "L pages K page_size C"],
+    sinks: Float[Array, "K rows lanes"] | None,
+    scalars: dict[str, Int32[Array, "..."]],
+    shape: Shape,
+    config: Config,
+    logits: Logits,
+    num_cores: int,
+    interpret: Any,
+) -> Float[Array, "K TG H"]:
+    """Results of every token behind the decode rows'; those of the decode rows' tokens are arbitrary."""
+    height = config.query_tokens * shape.groups
+    num_tiles = q.shape[1] // height
+    steps = -(-num_tiles // num_cores)
+    padding = (steps * num_cores - num_tiles) * height
+    q = jnp.pad(q, ((0, 0), (0, padding), (0, 0)))
+    tile = pl.BlockSpec((q.shape[0], height, q.shape[2]), lambda core, step, *_: (0, step * num_cores + core, 0))
+    operands, specs = [q], [tile]
+    if sinks is not None:
+        operands.append(sinks)
+        specs.append(pl.BlockSpec(sinks.shape, lambda *_: (0, 0, 0)))
+    prefetch = [scalars[name] for name in PREFETCH]
+    out = pl.pallas_call(
+        lambda *refs: _kernel(refs, sinks is not None, shape, config, logits, num_cores, num_tiles),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(prefetch),
+            grid=(num_cores, steps),
+            in_specs=[*specs, pl.BlockSpec(memory_space=pltpu.MemorySpace.HBM)],
+            out_specs=tile,
+            scratch_shapes=_scratch_shapes(shape, config),
+        ),
+        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=config.vmem_limit_bytes
+        ),
+        name="ragged_paged_attention_mixed",
+        interpret=interpret,
+    )(*prefetch, *operands, pool)
+    return out[:, : num_tiles * height]
+
+
+class Scratch(NamedTuple):
+    """The kernel's own memory."""
+
+    slots: Any
+    peak: Any  # [K, rows, 128]
+    total: Any  # [K, rows, 128]
+    acc: Any  # [K, rows, H]
+    cursor: Any  # SMEM
+    fetched: Any
+
+
+def _scratch_shapes(shape: Shape, config: Config) -> Scratch:
+    heads, layout, height = shape.num_kv_heads, shape.layout, config.query_tokens * shape.groups
+    slot = (config.num_slots, config.mixed_fetch_pages, heads, config.page_size, layout.lanes)
+    return Scratch(
+        pltpu.VMEM(slot, shape.pool_dtype),
+        pltpu.VMEM((heads, height, LANES), jnp.float32),
+        pltpu.VMEM((heads, height, LANES), jnp.float32),
+        pltpu.VMEM((heads, height, layout.head_lanes), jnp.float32),
+        pltpu.SMEM((8,), jnp.int32),
+        pltpu.SemaphoreType.DMA((config.num_slots,)),
+    )
+
+
+class _Turn(NamedTuple):
+    """One row's part of one tile: its tokens there, and what it sees of its pages."""
+
+    first_token: Any
+    end_token: Any
+    shift: Any
+    """Position of a token less its place in the batch."""
+    first_page: Any
+    stop: Any
+    """One past the last position that any of these tokens sees."""
+    end_page: Any
+
+
+class _Plan(NamedTuple):
+    """The scalars that say whose turn it is."""
+
+    cu_q_lens: Any
+    kv_lens: Any
+    window: Any
+    page_size: int
+    query_tokens: int
+
+    def turn(self, tile: Any, row: Any) -> _Turn:
+        """The row's part of the tile."""
+        first = jnp.maximum(self.cu_q_lens[row], tile * self.query_tokens)
+        end = jnp.minimum(self.cu_q_lens[row + 1], (tile + 1) * self.query_tokens)
+        shift = self.kv_lens[row] - self.cu_q_lens[row + 1]
+        start = jnp.where(self.window > 0, jnp.maximum(first + shift - self.window + 1, 0), 0)
+        stop = end + shift
+        return _Turn(first, end, shift, start // self.page_size, stop, (stop + self.page_size - 1) // self.page_size)
+
+
+def _kernel(
+    refs: Any, has_sinks: bool, shape: Shape, config: Config, logits: Logits, num_cores: int, num_tiles: int
+) -> None:
+    layer_ref, window_ref, counts_ref, cu_q_lens_ref, kv_lens_ref, first_ref, end_ref, table_ref, q_ref = refs[:9]
+    sinks_ref = refs[9] if has_sinks else None
+    pool_ref, out_ref, *scratch = refs[9 + has_sinks :]
+    scratch = Scratch(*scratch)
+    cursor = scratch.cursor
+    core, step = pl.program_id(0), pl.program_id(1)
+    tile, first_tile, end_tile = step * num_cores + core, counts_ref[2], counts_ref[3]
+    ring = PageRing(pool_ref, scratch.slots, scratch.fetched, table_ref, shape.table_width, layer_ref[0])
+    plan = _Plan(cu_q_lens_ref, kv_lens_ref, window_ref[0], config.page_size, config.query_tokens)
+
+    def fetch_next() -> None:
+        fetch_tile = cursor[FETCH_TILE]
+
+        @pl.when(fetch_tile < end_tile)
+        def _() -> None:
+            row = cursor[FETCH_ROW]
+            turn = plan.turn(fetch_tile, row)
+            first = turn.first_page + cursor[FETCH_BLOCK] * ring.fetch_pages
+            num_pages = jnp.minimum(turn.end_page - first, ring.fetch_pages)
+            ring.start(lax.rem(cursor[ISSUED], ring.num_slots), row, first, num_pages)
+            ends_row = first + num_pages == turn.end_page
+            ends_tile = ends_row & (row + 1 == end_ref[fetch_tile])
+            next_tile = jnp.minimum(fetch_tile + num_cores, num_tiles - 1)
+            cursor[FETCH_ROW] = jnp.where(ends_tile, first_ref[next_tile], row + ends_row.astype(jnp.int32))
+            cursor[FETCH_TILE] = jnp.where(ends_tile, fetch_tile + num_cores, fetch_tile)
+            cursor[FETCH_BLOCK] = jnp.where(ends_row, 0, cursor[FETCH_BLOCK] + 1)
+            cursor[ISSUED] = cursor[ISSUED] + 1
+
+    @pl.when(step == 0)
+    def _prime() -> None:
+        for i in range(5):
+            cursor[i] = 0
+        start = (first_tile + num_cores - 1 - core) // num_cores * num_cores + core
+        cursor[FETCH_TILE] = start
+        cursor[FETCH_ROW] = first_ref[jnp.minimum(start, num_tiles - 1)]
+        for _ in range(ring.num_slots - 1):
+            fetch_next()
+
+    is_active = (tile >= first_tile) & (tile < end_tile)
+
+    @pl.when(is_active)
+    def _attend() -> None:
+        logits.reset(scratch.peak, scratch.total, scratch.acc, sinks_ref)
+
+        def take(row: Any, _: None) -> None:
+            _take_turn(tile, plan.turn(tile, row), plan, q_ref, ring, fetch_next, scratch, logits, shape, config)
+
+        lax.fori_loop(first_ref[tile], end_ref[tile], take, None)
+        for head in range(shape.num_kv_heads):
+            total = scratch.total[head]
+            total = wide(jnp.where(total == 0.0, 1.0, total), shape.layout)
+            out_ref[head] = (scratch.acc[head] / total).astype(out_ref.dtype)
+
+    @pl.when(~is_active)
+    def _idle() -> None:
+        out_ref[...] = jnp.zeros(out_ref.shape, out_ref.dtype)
+
+
+def _take_turn(
+    tile: Any,
+    turn: _Turn,
+    plan: _Plan,
+    q_ref: Any,
+    ring: PageRing,
+    fetch_next: Any,
+    scratch: Scratch,
+    logits: Logits,
+    shape: Shape,
+    config: Config,
+) -> None:
+    cursor, page_size, fetch_pages = scratch.cursor, config.page_size, ring.fetch_pages
+    block = config.mixed_block_pages * page_size
+    num_fetches = (turn.end_page - turn.first_page + fetch_pages - 1) // fetch_pages
+    tile_start = tile * config.query_tokens
+
+    def take_block(slot: Any, j: Any, start: Any) -> None:
+        """Attend to one block of the slot, which begins at position `start`, with the queries that are the row's."""
+
+        def attend(first: Any, num_tokens: int, is_masked: bool) -> None:
+            visible = _visible(tile_start + first, num_tokens, turn, plan, shape.groups, start, block)
+            rows = pl.ds(pl.multiple_of(first * shape.groups, 16), num_tokens * shape.groups)
+            for head in range(shape.num_kv_heads):
+                cached = ring.slots_ref.at[slot, pl.ds(j * config.mixed_block_pages, config.mixed_block_pages), head]
+                state = (scratch.peak.at[head, rows], scratch.total.at[head, rows], scratch.acc.at[head, rows])
+                update(q_ref[head, rows, :], cached, visible if is_masked else None, state, logits)
+
+        own = turn.end_token - turn.first_token
+        seen_by_all = (own == config.query_tokens) & (start + block <= turn.first_token + turn.shift + 1)
+        seen_by_all &= (plan.window <= 0) | (start > turn.stop - 1 - plan.window)
+        is_wide = own > config.query_tokens // 2
+        pl.when(seen_by_all)(lambda: attend(0, config.query_tokens, False))
+        pl.when(is_wide & ~seen_by_all)(lambda: attend(0, config.query_tokens, True))
+
+        @pl.when(~is_wide)
+        def _narrow() -> None:
+            width = config.narrow_tokens
+
+            def part(i: Any, _: None) -> None:
+                attend(i * width, width, True)
+
+            first, last = turn.first_token - tile_start, turn.end_token - 1 - tile_start
+            lax.fori_loop(first // width, last // width + 1, part, None)
+
+    def take_fetch(i: Any, _: None) -> None:
+        slot = lax.rem(cursor[CONSUMED], ring.num_slots)
+        fetch_next()
+        first = turn.first_page + i * fetch_pages
+        ring.wait(slot, jnp.minimum(turn.end_page - first, fetch_pages))
+        valid = jnp.minimum(turn.stop - first * page_size, fetch_pages * page_size)
+        num_blocks = (valid + block - 1) // block
+
+        @pl.when(i == num_fetches - 1)
+        def _() -> None:
+            first_lane = 0 if shape.layout.is_packed else shape.layout.value_start
+            clear_rows(ring.slots_ref, slot, valid, num_blocks * block, shape.tile_rows, first_lane)
+
+        lax.fori_loop(0, num_blocks, lambda j, _: take_block(slot, j, first * page_size + j * block), None)
+        cursor[CONSUMED] = cursor[CONSUMED] + 1
+
+    lax.fori_loop(0, num_fetches, take_fetch, None)
+
+
+def _visible(
+    first_token: Any, num_tokens: int, turn: _Turn, plan: _Plan, groups: int, start: Any, block: int
+) -> Array:
+    """Which of the block's positions each query row sees: causal, in its window, and only this row's queries."""
+    row = lax.broadcasted_iota(jnp.int32, (num_tokens * groups, 1), 0)
+    # Exact for rows below 2**20, and a vector has no integer division.
+    token = first_token + ((row.astype(jnp.float32) + 0.5) * (1.0 / groups)).astype(jnp.int32)
+    position = token + turn.shift
+    is_own = (token >= turn.first_token) & (token < turn.end_token)
+    last = jnp.where(is_own, position, -1)
+    first = jnp.where(plan.window > 0, position - plan.window + 1, 0)
+    column = start + lax.broadcasted_iota(jnp.int32, (num_tokens * groups, block), 1)
+    return (column <= last) & (column >= first)

@@ -1,0 +1,248 @@
+"""What a page looks like in TPU memory, and block sizes that fit a chip: pure functions of shapes and chip facts."""
+
+from typing import Any, NamedTuple, Self
+
+import jax.numpy as jnp
+from jax.experimental.pallas import tpu as pltpu
+
+LANES = 128
+MIB = 1 << 20
+VMEM_SHARE = 0.75
+"""Share of VMEM that the kernels plan with; the rest is the compiler's: spilled registers, scores, padding."""
+SMEM_SHARE = 0.75
+
+
+class Chip(NamedTuple):
+    """The facts of one core that block sizes depend on."""
+
+    vmem_bytes: int
+    smem_bytes: int
+    bytes_per_second: float
+    """HBM bandwidth of one core."""
+    num_cores: int
+    """Cores that one device drives: 2 where the compiler joins two into a megacore."""
+
+    @classmethod
+    def current(cls) -> Self:
+        """The chip that programs are now compiled for; ValueError when it is no TPU."""
+        info = pltpu.get_tpu_info()
+        return cls(
+            info.vmem_capacity_bytes, info.smem_capacity_bytes, info.mem_bw_bytes_per_second, max(1, info.num_cores)
+        )
+
+
+INTERPRETED = Chip(vmem_bytes=16 * MIB, smem_bytes=MIB, bytes_per_second=8e11, num_cores=1)
+"""What interpret mode pretends to be: the smallest memories of any chip we compile for."""
+
+
+class PageLayout(NamedTuple):
+    """How the keys and values of one token and kv head lie in lanes.
+
+    Up to 64 wide, a key and its value share one row of 128 lanes; a wider one has whole rows for each, so that
+    no head is ever cut out of a row by the kernel.
+    """
+
+    head_dim: int
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether key and value share one row of lanes."""
+        return self.head_dim <= LANES // 2
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of a token's key and value together."""
+        return LANES if self.is_packed else 2 * self.head_lanes
+
+    @property
+    def head_lanes(self) -> int:
+        """Lanes that a query, and a result before it is cut, takes."""
+        return round_up(self.head_dim, LANES)
+
+    @property
+    def value_start(self) -> int:
+        """The lane at which the value begins."""
+        return LANES // 2 if self.is_packed else self.head_lanes
+
+    @property
+    def result_start(self) -> int:
+        """The lane of a result row at which the head's own values begin."""
+        return self.value_start if self.is_packed else 0
+
+
+class Config(NamedTuple):
+    """Block sizes of the two kernels; tokens are cached tokens except where queries are meant."""
+
+    page_size: int
+    decode_fetch_pages: int
+    """Pages that one buffer slot holds in the decode kernel: what is in flight."""
+    decode_block_pages: int
+    """Pages that one round of matmuls reads: a divisor of `decode_fetch_pages`."""
+    decode_rows: int
+    """Rows a grid step of the decode kernel takes queries for."""
+    mixed_fetch_pages: int
+    mixed_block_pages: int
+    query_tokens: int
+    """Query tokens of a tile of the mixed kernel."""
+    narrow_tokens: int
+    """Query tokens taken at a time where a row has only a few in a tile: a divisor of `query_tokens`."""
+    num_slots: int
+    """Buffer slots that pages are fetched into; all but one are in flight while one is read."""
+    write_tokens: int
+    """New tokens of longer rows written at a time."""
+    vmem_limit_bytes: int
+
+
+class Shape(NamedTuple):
+    """The static sizes of one call."""
+
+    num_tokens: int
+    num_rows: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    table_width: int
+    pool_dtype: Any
+
+    @property
+    def layout(self) -> PageLayout:
+        """How a token lies in a page."""
+        return PageLayout(self.head_dim)
+
+    @property
+    def groups(self) -> int:
+        """Query heads of one kv head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one cached token in one layer."""
+        return self.num_kv_heads * self.layout.lanes * jnp.dtype(self.pool_dtype).itemsize
+
+    @property
+    def tile_rows(self) -> int:
+        """Tokens of one hardware tile of a page: what a write-back must be aligned to."""
+        return 32 // jnp.dtype(self.pool_dtype).itemsize
+
+    @property
+    def group_rows(self) -> int:
+        """Rows of a decode query: its heads of one kv head, padded to a register's sublanes."""
+        return round_up(self.groups, 8)
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple that is not below `value`."""
+    return -(-value // multiple) * multiple
+
+
+def smem_bytes(shape: Shape) -> int:
+    """Bytes of scalar memory that a call's page table and row lengths take."""
+    return 4 * (shape.num_rows * (shape.table_width + 2) + 8 * (shape.num_tokens // 16 + 2 * shape.num_rows))
+
+
+def check(shape: Shape, chip: Chip) -> None:
+    """Raise ValueError where the kernels cannot serve this shape at all, saying what would."""
+    if jnp.dtype(shape.pool_dtype) not in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)):
+        raise NotImplementedError(f"the tpu backend keeps bfloat16 or float32 pages, got {shape.pool_dtype}.")
+    if shape.page_size % shape.tile_rows:
+        raise ValueError(
+            f"page_size must be a multiple of {shape.tile_rows} for {jnp.dtype(shape.pool_dtype).name} pages on "
+            f"TPU, got {shape.page_size}."
+        )
+    allowed = int(SMEM_SHARE * chip.smem_bytes)
+    if smem_bytes(shape) <= allowed:
+        return
+    tokens, page_size = shape.table_width * shape.page_size, shape.page_size
+    while page_size < tokens:
+        page_size *= 2
+        if smem_bytes(shape._replace(table_width=-(-tokens // page_size))) <= allowed:
+            advice = f"page size {page_size} would fit"
+            break
+    else:
+        advice = "no page size would fit: lower the number of rows"
+    raise ValueError(
+        f"the page table of {shape.num_rows} rows x {shape.table_width} pages takes {smem_bytes(shape)} bytes of "
+        f"scalar memory, the chip has {allowed} for it: {advice}."
+    )
+
+
+def choose(shape: Shape, chip: Chip) -> Config:
+    """Block sizes for this shape: as large as pays, then halved until both kernels fit the chip's VMEM."""
+    check(shape, chip)
+    page = shape.page_size
+    in_flight = chip.bytes_per_second * 2e-6  # what two microseconds of HBM bandwidth carry hides its latency
+    fetch_tokens = min(2048, max(256, int(in_flight / shape.token_bytes)))
+    block_tokens, query_rows, num_slots, decode_rows = 256, 512, 3, 8
+    while True:
+        config = _config(shape, chip, fetch_tokens, block_tokens, query_rows, num_slots, decode_rows)
+        planned = max(decode_vmem_bytes(shape, config), mixed_vmem_bytes(shape, config))
+        if planned <= VMEM_SHARE * chip.vmem_bytes:
+            return config
+        if fetch_tokens > block_tokens and fetch_tokens > page:
+            fetch_tokens //= 2
+        elif num_slots > 2:
+            num_slots = 2
+        elif query_rows > 64 and config.query_tokens > 16:
+            query_rows //= 2
+        elif decode_rows > 1:
+            decode_rows //= 2
+        elif block_tokens > max(page, 64):
+            block_tokens, fetch_tokens = block_tokens // 2, fetch_tokens // 2
+        else:
+            raise ValueError(
+                f"pages of {page} tokens x {shape.num_kv_heads} kv heads do not fit the chip's "
+                f"{chip.vmem_bytes} bytes of VMEM: {planned} bytes are needed; use smaller pages or more shards."
+            )
+
+
+def _config(
+    shape: Shape, chip: Chip, fetch_tokens: int, block_tokens: int, query_rows: int, num_slots: int, decode_rows: int
+) -> Config:
+    page = shape.page_size
+    block_pages = min(max(1, block_tokens // page), shape.table_width)
+    fetch_pages = block_pages * max(1, min(fetch_tokens // page, shape.table_width) // block_pages)
+    most = round_up(shape.num_tokens, 16)
+    query_tokens = min(max(16, query_rows // shape.groups // 16 * 16), most)
+    narrow = 16 if query_tokens % 32 or shape.groups > 4 else 32
+    rows = min(shape.num_rows, shape.num_tokens)
+    return Config(
+        page_size=page,
+        decode_fetch_pages=fetch_pages,
+        decode_block_pages=block_pages,
+        decode_rows=min(decode_rows, rows),
+        mixed_fetch_pages=fetch_pages,
+        mixed_block_pages=block_pages,
+        query_tokens=query_tokens,
+        narrow_tokens=narrow,
+        num_slots=num_slots,
+        write_tokens=32 if page % 32 == 0 else 16,
+        vmem_limit_bytes=int(0.95 * chip.vmem_bytes),
+    )
+
+
+def _ring_bytes(shape: Shape, config: Config, fetch_pages: int) -> int:
+    return config.num_slots * fetch_pages * config.page_size * shape.token_bytes
+
+
+def decode_vmem_bytes(shape: Shape, config: Config) -> int:
+    """Bytes of VMEM that the decode kernel plans to use."""
+    itemsize, layout = jnp.dtype(shape.pool_dtype).itemsize, shape.layout
+    head_rows = shape.num_kv_heads * shape.group_rows
+    rows = config.decode_rows * (
+        head_rows * layout.head_lanes * itemsize * 2 + round_up(shape.num_kv_heads, 8) * layout.lanes * 4
+    )
+    state = head_rows * (2 * LANES + layout.head_lanes) * 4
+    writes = 2 * shape.num_kv_heads * layout.lanes * (4 * (config.write_tokens + 8) + 2 * itemsize * 32)
+    scores = 2 * head_rows * config.decode_block_pages * config.page_size * 4
+    return _ring_bytes(shape, config, config.decode_fetch_pages) + 2 * rows + state + writes + scores
+
+
+def mixed_vmem_bytes(shape: Shape, config: Config) -> int:
+    """Bytes of VMEM that the mixed kernel plans to use."""
+    itemsize, lanes = jnp.dtype(shape.pool_dtype).itemsize, shape.layout.head_lanes
+    tile_rows = config.query_tokens * shape.groups
+    tiles = 2 * 2 * shape.num_kv_heads * tile_rows * lanes * itemsize
+    state = shape.num_kv_heads * tile_rows * (3 * LANES + lanes) * 4
+    scores = 3 * tile_rows * config.mixed_block_pages * config.page_size * 4
+    return _ring_bytes(shape, config, config.mixed_fetch_pages) + tiles + state + scores
