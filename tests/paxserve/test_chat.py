@@ -9,7 +9,8 @@ USER = {"role": "user", "content": "Hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 SHOW_CALLS = (
     "{% for m in messages %}{{ m.role }}:{{ m.content }}{% for c in m.tool_calls %}"
-    "<{{ c.function.name }}{% for k, v in c.function.arguments | items %} {{ k }}={{ v }}{% endfor %}>{% endfor %}|{% endfor %}"
+    "<{{ c.function.name }}{% for k, v in c.function.arguments | items %} {{ k }}={{ v }}{% endfor %}>{% endfor %}|"
+    "{% endfor %}"
 )
 PARTS = "{% for m in messages %}{% for part in m.content %}[{{ part.type }} {{ part.text }}]{% endfor %}|{% endfor %}"
 

@@ -16,7 +16,8 @@ PARTS = [
     "{% for m in messages %}" + LOOP + "{% endfor %}",
     "{% for m in messages %}" + LOOP.replace("m.content", "m['content']") + "{% endfor %}",
     "{% for m in messages[1:] %}" + LOOP.replace("m.content", "m.content | list") + "{% endfor %}",
-    "{% set rest = messages[1:] %}{% for m in rest %}{% set c = m.content %}" + LOOP.replace("m.content", "c") + "{% endfor %}",
+    "{% set rest = messages[1:] %}{% for m in rest %}{% set c = m.content %}"
+    + LOOP.replace("m.content", "c") + "{% endfor %}",
     "{% set m = messages[0] %}" + LOOP,
     "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}" + LOOP + "{% endif %}{% endfor %}",
     "{% macro show(c) %}" + LOOP.replace("m.content", "c") + "{% endmacro %}"

@@ -27,11 +27,11 @@ def table_of(make):
     return TokenTable(make())
 
 
-def stream(make, token_ids, *, sizes=itertools.repeat(1), **params):
-    """The deltas of a whole output, fed in groups of the given sizes, and the detokenizer."""
+def stream(make, token_ids, *, sizes=None, **params):
+    """The deltas of a whole output, fed one by one or in groups of the given sizes, and the detokenizer."""
     detokenizer = IncrementalDetokenizer(table_of(make), SamplingParams(max_tokens=10**6, **params))
     deltas, start = [], 0
-    for size in sizes:
+    for size in sizes or itertools.repeat(1):
         group = token_ids[start : start + size]
         kept = detokenizer.append(group)
         deltas.append(detokenizer.take())

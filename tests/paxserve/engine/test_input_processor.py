@@ -16,6 +16,7 @@ from paxserve.sampling_params import SamplingParams
 from tests.small_tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
 
 TOKENIZER = byte_level_tokenizer()
+HI = TOKENIZER.encode("Hi")
 VOCABULARY = 340
 
 
@@ -40,8 +41,8 @@ def refuse(processor, prompt="Hi", params=None, **options):
 
 @pytest.mark.parametrize(
     "prompt",
-    ["Hi", TOKENIZER.encode("Hi"), np.array(TOKENIZER.encode("Hi")), {"prompt": "Hi"},
-     {"prompt_token_ids": tuple(TOKENIZER.encode("Hi"))}, {"prompt": "ignored", "prompt_token_ids": TOKENIZER.encode("Hi")}],
+    ["Hi", HI, np.array(HI), tuple(HI), {"prompt": "Hi"}, {"prompt_token_ids": np.array(HI)},
+     {"prompt": "ignored", "prompt_token_ids": HI}],
     ids=str,
 )  # fmt: skip
 def test_every_form_of_prompt(prompt):
