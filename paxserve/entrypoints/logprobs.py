@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from paxserve.engine.token_table import token_bytes
 from paxserve.entrypoints.protocol.chat import ChatLogprobs, TokenLogprob, TopLogprob
-from paxserve.entrypoints.protocol.generation import PromptLogprob
 from paxserve.entrypoints.protocol.completions import CompletionLogprobs
+from paxserve.entrypoints.protocol.generation import PromptLogprob
 from paxserve.loaders.tokenizer import Tokenizer
 from paxserve.outputs import Logprob
 

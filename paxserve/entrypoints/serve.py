@@ -3,8 +3,11 @@
 import importlib
 import ipaddress
 import logging
+import signal
 import socket
 import time
+from types import FrameType
+from typing import NoReturn
 
 from paxserve.config import EngineConfig, ServerConfig
 from paxserve.engine.core_client import ENGINE_CORE, CoreClient
@@ -27,13 +30,22 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig, *, core
         warn_if_open(server_config)
         if engine_config.model.model == DEMO_MODEL_ALIAS:
             demo_model_path()  # fetched once, rather than by the core and by this process at the same time
+        # Until the event loop listens to signals, SIGTERM must still end both processes in good order.
+        signal.signal(signal.SIGTERM, _leave)
         client = CoreClient.launch(engine_config, core)
         try:
             # Late on purpose: FastAPI and the tokenizer take a second, in which the core is already at work.
             server = importlib.import_module("paxserve.entrypoints.server")
             return server.run(client, listener, engine_config, server_config, started)
+        except BaseException:
+            client.kill()
+            raise
         finally:
             client.close()
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(0)
 
 
 def listen(config: ServerConfig) -> socket.socket:

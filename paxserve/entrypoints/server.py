@@ -22,7 +22,7 @@ from paxserve.engine.output_processor import OutputProcessor
 from paxserve.entrypoints.app import create_app
 from paxserve.entrypoints.context import ServingContext
 from paxserve.entrypoints.stats_log import log_stats
-from paxserve.errors import ConfigError, EngineDeadError
+from paxserve.errors import ConfigError
 from paxserve.loaders.checkpoint import open_tokenizer
 from paxserve.loaders.tokenizer import Tokenizer
 from paxserve.messages import ModelInfo
@@ -137,9 +137,6 @@ async def _load(
                 task.result()  # the first failure ends the start
             waiting -= done
         return ready.result(), *front.result()
-    except (ConfigError, EngineDeadError):
-        client.kill()
-        raise
     finally:
         for task in (ready, front, stop):
             task.cancel()

@@ -12,7 +12,8 @@ ROUTES = {
 
 
 def value_of(text: str, name: str, **labels: str) -> float:
-    shown = ",".join(f'{key}="{value}"' for key, value in sorted({"engine": "0", "model_name": "fake", **labels}.items()))
+    labels = {"engine": "0", "model_name": "fake", **labels}
+    shown = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
     return float(next(line for line in text.splitlines() if line.startswith(f"{name}{{{shown}}} ")).rsplit(" ", 1)[1])
 
 

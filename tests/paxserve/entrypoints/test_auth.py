@@ -41,9 +41,7 @@ def test_the_host_header_decides_nothing(host):
     assert run(test, api_key=["secret"]) == 401
 
 
-async def raw_request(
-    served: Serving, path: str, headers: list[tuple[bytes, bytes]], method: str = "GET"
-) -> int:
+async def raw_request(served: Serving, path: str, headers: list[tuple[bytes, bytes]], method: str = "GET") -> int:
     """The status of a request as the server's protocol layer would hand it over."""
     sent = []
 

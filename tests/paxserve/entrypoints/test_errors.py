@@ -22,7 +22,9 @@ def check_shape(response, code, kind=None):
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("raw", [b"[]", b"true", b"null", b"123", b'"x"', b"{}", b"{", b"", b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "raw", [b"[]", b"true", b"null", b"123", b'"x"', b"{}", b"{", b"", b"\xff\xfe", b"[" * 100_000]
+)
 def test_bodies_that_are_no_request(path, raw):
     async def test(served: Serving):
         return await served.http.post(path, content=raw, headers={"Content-Type": "application/json"})
@@ -143,7 +145,9 @@ def test_bodies_that_are_too_large():
 
 def test_a_body_of_another_type_is_no_json():
     async def test(served: Serving):
-        return await served.http.post("/v1/completions", content=b'{"prompt": "x"}', headers={"Content-Type": "text/plain"})
+        return await served.http.post(
+            "/v1/completions", content=b'{"prompt": "x"}', headers={"Content-Type": "text/plain"}
+        )
 
     check_shape(run(test), 400)
 

@@ -1,0 +1,316 @@
+"""The server as a process of its own, with a scripted core in another."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from paxserve.config import EngineConfig, ModelConfig, ServerConfig
+from paxserve.entrypoints.serve import listen, run_server
+from paxserve.entrypoints.server import read_chat_template
+from paxserve.errors import ConfigError
+from tests.paxserve.fake_core import CRASH, SCRIPT, VANISH
+from tests.small_tokenizers import CHATML, byte_level_tokenizer
+
+PROGRAM = """
+import json, sys
+from paxserve.config import EngineConfig, ModelConfig, ServerConfig
+from paxserve.entrypoints.serve import run_server
+from paxserve.errors import PaxserveError
+model, server = json.loads(sys.argv[1])
+try:
+    status = run_server(EngineConfig(model=ModelConfig(model=model)), ServerConfig(**server), core=sys.argv[2])
+except PaxserveError as error:
+    status = f"paxserve: {error}"
+print("heavy modules:", sorted({"jax", "flax", "torch", "transformers"} & set(sys.modules)), flush=True)
+sys.exit(status)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A checkpoint folder with a tokenizer and nothing else: the scripted core needs no weights."""
+    path = tmp_path_factory.mktemp("checkpoint")
+    byte_level_tokenizer().backend.save(str(path / "tokenizer.json"))
+    config = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": CHATML}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
+
+
+class RunningServer:
+    """A server process; leaving the block kills it and checks that nothing of it is left."""
+
+    def __init__(self, model: Path, *, core: str = "tests.paxserve.fake_core:FakeCore", step: float = 0.001, **server):
+        arguments = json.dumps([str(model), {"port": 0, "served_model_name": ["fake"], **server}])
+        self.log = ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, arguments, core],
+            env={**os.environ, "FAKE_CORE_STEP_SECONDS": str(step), "FAKE_CORE_START_SECONDS": "0.1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def __enter__(self) -> "RunningServer":
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        core = self.core_pids()
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        wait_gone(core)
+
+    def wait_ready(self) -> str:
+        """The address, once it answers."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.log += line
+            if found := re.search(r"Serving fake on (http://\S+)", line):
+                url = found[1]
+                break
+        else:
+            raise AssertionError(f"The server ended:\n{self.log}")
+        with httpx.Client() as http:
+            for _ in range(100):
+                try:
+                    if http.get(f"{url}/health").status_code == 200:
+                        return url
+                except httpx.TransportError:
+                    time.sleep(0.02)
+        raise AssertionError("The server is not healthy.")
+
+    def wait_exit(self) -> int:
+        """The exit status."""
+        rest, _ = self.process.communicate(timeout=20)
+        self.log += rest
+        return self.process.returncode
+
+    def core_pids(self) -> list[int]:
+        """The children of the server."""
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(pid) for pid in path.read_text().split()] if path.exists() else []
+
+
+def wait_gone(pids: list[int]) -> None:
+    """Return when none of the processes is running; within the 10 seconds that are promised."""
+    deadline = time.monotonic() + 10
+    while alive := [pid for pid in pids if is_running(pid)]:
+        assert time.monotonic() < deadline, f"still running: {alive}"
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def url(folder) -> Iterator[str]:
+    """One server for the tests that leave it as it was."""
+    with RunningServer(folder, api_key=["secret"]) as server:
+        yield server.wait_ready()
+        server.process.terminate()
+        assert server.wait_exit() == 0
+        assert "heavy modules: []" in server.log
+
+
+def test_the_openai_client_works_unchanged(url):
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == ["fake"]
+        messages = [{"role": "user", "content": "Hello"}]
+        answer = client.chat.completions.create(model="fake", messages=messages, max_tokens=8, seed=1, user="me")
+        assert answer.choices[0].message.content == SCRIPT[:8]
+        assert answer.usage.completion_tokens == 8
+        chunks = list(
+            client.chat.completions.create(
+                model="fake",
+                messages=messages,
+                max_tokens=60,
+                stream=True,
+                stream_options={"include_usage": True},
+                logprobs=True,
+                top_logprobs=2,
+                extra_body={"min_p": 0.1, "ignore_eos": True},
+            )  # fmt: skip
+        )
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert text.startswith(SCRIPT + SCRIPT)
+        assert chunks[-1].usage.completion_tokens == 60
+        completion = client.completions.create(model="fake", prompt=["a", "b"], max_tokens=4, logprobs=1)
+        assert [choice.text for choice in completion.choices] == [SCRIPT[:4]] * 2
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(model="fake", messages=messages, temperature=9)
+        assert refused.value.param == "temperature"
+        with pytest.raises(openai.NotFoundError):
+            client.chat.completions.create(model="other", messages=messages)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0) as client:
+        with pytest.raises(openai.AuthenticationError):
+            client.models.list()
+
+
+def test_the_stream_helper_of_the_openai_client_works(url):
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as client:
+        messages = [{"role": "user", "content": "Hello"}]
+        with client.chat.completions.stream(model="fake", messages=messages, stop=["three"]) as stream:
+            kinds = [event.type for event in stream]
+            final = stream.get_final_completion()
+    assert "content.delta" in kinds
+    assert final.choices[0].message.content == "One two "
+
+
+def test_many_clients_at_once_and_some_leave(url):
+    headers = {"Authorization": "Bearer secret"}
+    body = {"prompt": "Hello", "max_tokens": 400, "stream": True}
+    with httpx.Client(base_url=url, headers=headers, timeout=20) as http:
+        for _ in range(5):
+            with http.stream("POST", "/v1/completions", json=body) as response:
+                next(response.iter_lines())
+        with pytest.raises(httpx.ReadTimeout):
+            http.post("/v1/completions", json={**body, "stream": False, "n": 4}, timeout=0.05)
+        deadline = time.monotonic() + 5
+        while 'vllm:num_requests_running{engine="0",model_name="fake"} 0.0' not in http.get("/metrics").text:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def test_sigterm_lets_running_requests_finish(folder):
+    with RunningServer(folder, step=0.02) as server:
+        url = server.wait_ready()
+        core = server.core_pids()
+        with httpx.Client(timeout=20) as http:
+            body = {"prompt": "Hello", "max_tokens": 60, "stream": True}
+            with http.stream("POST", f"{url}/v1/completions", json=body) as response:
+                lines = response.iter_lines()
+                next(lines)
+                server.process.terminate()
+                rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] == "length"
+        assert server.wait_exit() == 0
+        assert "Told to stop: 1 requests may finish" in server.log
+        wait_gone(core)
+
+
+def test_shutdown_timeout_bounds_the_wait(folder):
+    with RunningServer(folder, step=0.2, shutdown_timeout=1) as server:
+        url = server.wait_ready()
+        with httpx.Client(timeout=20) as http:
+            body = {"prompt": "Hello", "max_tokens": 400, "stream": True}
+            with http.stream("POST", f"{url}/v1/completions", json=body) as response:
+                next(response.iter_lines())
+                started = time.monotonic()
+                server.process.terminate()
+                assert server.wait_exit() == 0
+        assert time.monotonic() - started < 5
+
+
+def test_a_second_signal_insists(folder):
+    with RunningServer(folder, step=0.2) as server:
+        url = server.wait_ready()
+        with httpx.Client(timeout=20) as http:
+            body = {"prompt": "Hello", "max_tokens": 400, "stream": True}
+            with http.stream("POST", f"{url}/v1/completions", json=body) as response:
+                next(response.iter_lines())
+                started = time.monotonic()
+                server.process.send_signal(signal.SIGINT)
+                time.sleep(0.3)
+                server.process.send_signal(signal.SIGINT)
+                assert server.wait_exit() == 0
+        assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(("text", "reason"), [(CRASH, "the device is on fire"), (VANISH, "ended with status 3")])
+def test_when_the_core_dies_the_server_says_so_and_ends(folder, text, reason):
+    with RunningServer(folder, step=0.02) as server:
+        url = server.wait_ready()
+        with httpx.Client(timeout=20) as http:
+            body = {"prompt": "x", "max_tokens": 400, "stream": True}
+            other = http.send(http.build_request("POST", f"{url}/v1/completions", json=body), stream=True)
+            next(lines := other.iter_lines())
+            died = http.post(f"{url}/v1/completions", json={"prompt": text})
+            assert died.status_code == 500
+            assert reason in died.json()["error"]["message"]
+            assert http.get(f"{url}/health").status_code == 503
+            rest = [line for line in lines if line]
+            assert rest[-1] == "data: [DONE]"
+            assert reason in json.loads(rest[-2][6:])["error"]["message"]
+            other.close()
+        assert server.wait_exit() == 1
+        assert reason in server.log
+
+
+def test_killing_the_server_takes_the_core_with_it(folder):
+    with RunningServer(folder) as server:
+        server.wait_ready()
+        core = server.core_pids()
+        assert len(core) == 1
+        server.process.kill()
+        wait_gone(core)
+
+
+@pytest.mark.parametrize("delay", [0.1, 2.0])
+def test_stopping_during_the_start_is_no_failure(folder, delay):
+    with RunningServer(folder, core="tests.paxserve.slow_core:SlowCore") as server:
+        deadline = time.monotonic() + 10
+        while not (core := server.core_pids()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        time.sleep(delay)  # while FastAPI is being loaded, and when only the core is still busy
+        server.process.terminate()
+        assert server.wait_exit() == 0
+        wait_gone(core)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("broken", "The checkpoint is broken: expected a model"), ("buggy", "ZeroDivisionError: a bug in the engine")],
+)
+def test_a_failed_start_is_one_clear_line(tmp_path, folder, name, words):
+    model = tmp_path / name
+    model.symlink_to(folder)
+    with RunningServer(model) as server:
+        assert server.wait_exit() == 1
+        line = next(line for line in server.log.splitlines() if line.startswith("paxserve: "))
+        assert words in line
+
+
+def test_a_missing_model_is_one_clear_line(tmp_path):
+    with RunningServer(tmp_path / "nowhere") as server:
+        assert server.wait_exit() == 1
+        assert server.log.count("\n") <= 3
+        assert "nowhere" in server.log
+
+
+def test_a_taken_port_is_found_before_anything_is_loaded():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = ServerConfig(port=taken.getsockname()[1])
+        with pytest.raises(ConfigError, match="Cannot listen on 127.0.0.1:.*in use"):
+            run_server(EngineConfig(model=ModelConfig(model="nothing")), config, core="no.such:Core")
+
+
+def test_an_address_that_is_none():
+    with pytest.raises(ConfigError, match="no address"):
+        listen(ServerConfig(host="no such host", port=0))
+
+
+def test_chat_templates_from_text_or_file(tmp_path):
+    (tmp_path / "chat.jinja").write_text("{{ messages }}")
+    assert read_chat_template(None) is None
+    assert read_chat_template("{{ x }}") == "{{ x }}"
+    assert read_chat_template(str(tmp_path / "chat.jinja")) == "{{ messages }}"
+    with pytest.raises(ConfigError, match="chat_template must be"):
+        read_chat_template(str(tmp_path / "nothing.jinja"))
