@@ -61,7 +61,14 @@ def ragged_paged_attention(
     chip = tpu_tuning.INTERPRETED if interpret else Chip.current()
     config = tpu_tuning.choose(shape, chip) if config is None else config
     metadata = AttentionMetadata(*(x.astype(jnp.int32) for x in metadata))
-    scalars = _scalars(layer, window, metadata, shape, config)
+    scalars = {
+        "layer": jnp.asarray(layer, jnp.int32).reshape(1),
+        "window": jnp.asarray(0 if window is None else window, jnp.int32).reshape(1),
+        "num_decode_rows": metadata.num_decode_rows.reshape(1),
+        "cu_q_lens": metadata.cu_q_lens,
+        "kv_lens": metadata.kv_lens,
+        "table": metadata.page_table.reshape(-1),
+    }
     new = _place_new(k, v, shape.layout).astype(pool.dtype).astype(jnp.float32)
     groups = shape.groups
     # [T, K, G, lanes]
@@ -96,28 +103,6 @@ def ragged_paged_attention(
     first = shape.layout.result_start
     out = jnp.where(is_decode, decode_out, mixed_out)[..., first : first + head_dim]
     return out.reshape(q.shape).astype(q.dtype), pool
-
-
-def _scalars(
-    layer: int | Int32[Array, ""],
-    window: int | Int32[Array, ""] | None,
-    metadata: AttentionMetadata,
-    shape: Shape,
-    config: Config,
-) -> dict[str, Int32[Array, "..."]]:
-    writes, num_writes = tpu_write.write_list(metadata, shape, config.write_tokens)
-    first_rows, end_rows, first_tile, end_tile = tpu_mixed.tile_rows(metadata, shape.num_tokens, config.query_tokens)
-    return {
-        "layer": jnp.asarray(layer, jnp.int32).reshape(1),
-        "window": jnp.asarray(0 if window is None else window, jnp.int32).reshape(1),
-        "counts": jnp.stack([metadata.num_decode_rows, num_writes, first_tile, end_tile]).astype(jnp.int32),
-        "cu_q_lens": metadata.cu_q_lens,
-        "kv_lens": metadata.kv_lens,
-        "table": metadata.page_table.reshape(-1),
-        "writes": writes,
-        "first_rows": first_rows,
-        "end_rows": end_rows,
-    }
 
 
 def _pad_last(x: jax.Array, size: int) -> jax.Array:

@@ -14,12 +14,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int32
 
-from pallas_kernels.ragged_paged_attention import tpu_write
 from pallas_kernels.ragged_paged_attention.tpu_pages import PageRing, clear_rows
 from pallas_kernels.ragged_paged_attention.tpu_softmax import Logits, update, wide
 from pallas_kernels.ragged_paged_attention.tpu_tuning import LANES, Config, Shape
+from pallas_kernels.ragged_paged_attention.tpu_write import Writer, scratch_shapes
 
 FETCH_ROW, FETCH_BLOCK, ISSUED, CONSUMED, WRITTEN = range(5)
+PREFETCH = ("layer", "window", "num_decode_rows", "cu_q_lens", "kv_lens", "table")
 
 
 class Scratch(NamedTuple):
@@ -66,7 +67,7 @@ def decode(
     if sinks is not None:
         operands.append(sinks)
         specs.append(pl.BlockSpec(sinks.shape, lambda *_: (0, 0, 0)))
-    prefetch = [scalars[name] for name in ("layer", "window", "counts", "kv_lens", "table", "writes")]
+    prefetch = [scalars[name] for name in PREFETCH]
     out, pool = pl.pallas_call(
         lambda *refs: _kernel(refs, sinks is not None, shape, config, logits, num_cores),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -99,7 +100,7 @@ def _scratch_shapes(shape: Shape, config: Config) -> Scratch:
         pltpu.SMEM((8,), jnp.int32),
         pltpu.SemaphoreType.DMA((config.num_slots,)),
         pltpu.SemaphoreType.DMA((2,)),
-        *tpu_write.scratch_shapes(shape, config.write_tokens),
+        *scratch_shapes(shape, config.write_tokens),
     )
 
 
@@ -130,13 +131,13 @@ class _Rows(NamedTuple):
 
 
 def _kernel(refs: Any, has_sinks: bool, shape: Shape, config: Config, logits: Logits, num_cores: int) -> None:
-    layer_ref, window_ref, counts_ref, kv_lens_ref, table_ref, writes_ref, q_ref, new_ref, all_new_ref = refs[:9]
+    layer_ref, window_ref, num_decode_ref, cu_q_lens_ref, kv_lens_ref, table_ref, q_ref, new_ref, all_new_ref = refs[:9]
     sinks_ref = refs[9] if has_sinks else None
     _, out_ref, pool_ref, *scratch = refs[9 + has_sinks :]
     scratch = Scratch(*scratch)
     core, step, layer = pl.program_id(0), pl.program_id(1), layer_ref[0]
     ring = PageRing(pool_ref, scratch.slots, scratch.fetched, table_ref, shape.table_width, layer)
-    rows = _Rows(kv_lens_ref, window_ref[0], counts_ref[0], config.page_size, config.decode_rows, num_cores)
+    rows = _Rows(kv_lens_ref, window_ref[0], num_decode_ref[0], config.page_size, config.decode_rows, num_cores)
     cursor = scratch.cursor
 
     def fetch_next() -> None:
@@ -160,9 +161,10 @@ def _kernel(refs: Any, has_sinks: bool, shape: Shape, config: Config, logits: Lo
         cursor[FETCH_ROW] = core * config.decode_rows
         for _ in range(ring.num_slots - 1):
             fetch_next()
-        tpu_write.run_writes(
-            core, num_cores, counts_ref[1], writes_ref, all_new_ref, pool_ref, layer, scratch[-3:]
-        )
+        Writer(
+            rows.num_decode, core, num_cores, cu_q_lens_ref, kv_lens_ref, table_ref, shape.table_width,
+            all_new_ref, pool_ref, layer, scratch.new, scratch.rows, scratch.copied,
+        ).run()  # fmt: skip
 
     home = _Home(scratch.tiles, scratch.written, pool_ref, layer, table_ref, shape)
 

@@ -14,28 +14,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int32
 
-from pallas_kernels.ragged_paged_attention.metadata import AttentionMetadata
 from pallas_kernels.ragged_paged_attention.tpu_pages import PageRing, clear_rows
 from pallas_kernels.ragged_paged_attention.tpu_softmax import Logits, update, wide
 from pallas_kernels.ragged_paged_attention.tpu_tuning import LANES, Config, Shape
 
-FETCH_TILE, FETCH_ROW, FETCH_BLOCK, ISSUED, CONSUMED = range(5)
-PREFETCH = ("layer", "window", "counts", "cu_q_lens", "kv_lens", "first_rows", "end_rows", "table")
-
-
-def tile_rows(
-    metadata: AttentionMetadata, num_tokens: int, query_tokens: int
-) -> tuple[Int32[Array, " tiles"], Int32[Array, " tiles"], Array, Array]:
-    """Per query tile the range of rows with tokens in it, decode rows left out, and the range of tiles with any."""
-    cu_q_lens, num_decode = metadata.cu_q_lens, metadata.num_decode_rows
-    num_tokens_used = cu_q_lens[-1]
-    starts = jnp.arange(-(-num_tokens // query_tokens), dtype=jnp.int32) * query_tokens
-    stops = jnp.minimum(starts + query_tokens, num_tokens_used)
-    first = jnp.sum(cu_q_lens[None, 1:] <= starts[:, None], axis=1, dtype=jnp.int32)
-    end = jnp.sum(cu_q_lens[None, :-1] < stops[:, None], axis=1, dtype=jnp.int32)
-    is_any = num_tokens_used > num_decode
-    end_tile = jnp.where(is_any, (num_tokens_used + query_tokens - 1) // query_tokens, 0)
-    return jnp.maximum(first, num_decode), end, num_decode // query_tokens, end_tile
+FETCH_TILE, FETCH_ROW, FETCH_BLOCK, ISSUED, CONSUMED, ROW = range(6)
+PREFETCH = ("layer", "window", "num_decode_rows", "cu_q_lens", "kv_lens", "table")
 
 
 def mixed(
@@ -62,7 +46,7 @@ def mixed(
         specs.append(pl.BlockSpec(sinks.shape, lambda *_: (0, 0, 0)))
     prefetch = [scalars[name] for name in PREFETCH]
     out = pl.pallas_call(
-        lambda *refs: _kernel(refs, sinks is not None, shape, config, logits, num_cores, num_tiles),
+        lambda *refs: _kernel(refs, sinks is not None, shape, config, logits, num_cores),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(prefetch),
             grid=(num_cores, steps),
@@ -135,19 +119,41 @@ class _Plan(NamedTuple):
         stop = end + shift
         return _Turn(first, end, shift, start // self.page_size, stop, (stop + self.page_size - 1) // self.page_size)
 
+    def settle(self, tile: Any, row: Any) -> Any:
+        """The first row at or after `row` that ends behind the tile's beginning and is not empty; R if none does."""
+        num_rows = self.kv_lens.shape[0]
 
-def _kernel(
-    refs: Any, has_sinks: bool, shape: Shape, config: Config, logits: Logits, num_cores: int, num_tiles: int
-) -> None:
-    layer_ref, window_ref, counts_ref, cu_q_lens_ref, kv_lens_ref, first_ref, end_ref, table_ref, q_ref = refs[:9]
-    sinks_ref = refs[9] if has_sinks else None
-    pool_ref, out_ref, *scratch = refs[9 + has_sinks :]
+        def is_past(row: Any) -> Any:
+            known = jnp.minimum(row, num_rows - 1)
+            end = self.cu_q_lens[known + 1]
+            return (row < num_rows) & (end <= jnp.maximum(tile * self.query_tokens, self.cu_q_lens[known]))
+
+        return lax.while_loop(is_past, lambda row: row + 1, row)
+
+    def is_in(self, tile: Any, row: Any) -> Any:
+        """Whether a settled row has tokens in the tile."""
+        num_rows = self.kv_lens.shape[0]
+        first = self.cu_q_lens[jnp.minimum(row, num_rows - 1)]
+        return (row < num_rows) & (first < (tile + 1) * self.query_tokens)
+
+    def tiles(self, num_decode: Any) -> tuple[Any, Any]:
+        """The range of tiles with tokens behind the decode rows'."""
+        num_tokens = self.cu_q_lens[self.kv_lens.shape[0]]
+        end = (num_tokens + self.query_tokens - 1) // self.query_tokens
+        return num_decode // self.query_tokens, jnp.where(num_tokens > num_decode, end, 0)
+
+
+def _kernel(refs: Any, has_sinks: bool, shape: Shape, config: Config, logits: Logits, num_cores: int) -> None:
+    layer_ref, window_ref, num_decode_ref, cu_q_lens_ref, kv_lens_ref, table_ref, q_ref = refs[:7]
+    sinks_ref = refs[7] if has_sinks else None
+    pool_ref, out_ref, *scratch = refs[7 + has_sinks :]
     scratch = Scratch(*scratch)
     cursor = scratch.cursor
     core, step = pl.program_id(0), pl.program_id(1)
-    tile, first_tile, end_tile = step * num_cores + core, counts_ref[2], counts_ref[3]
+    tile, num_decode = step * num_cores + core, num_decode_ref[0]
     ring = PageRing(pool_ref, scratch.slots, scratch.fetched, table_ref, shape.table_width, layer_ref[0])
     plan = _Plan(cu_q_lens_ref, kv_lens_ref, window_ref[0], config.page_size, config.query_tokens)
+    first_tile, end_tile = plan.tiles(num_decode)
 
     def fetch_next() -> None:
         fetch_tile = cursor[FETCH_TILE]
@@ -160,20 +166,22 @@ def _kernel(
             num_pages = jnp.minimum(turn.end_page - first, ring.fetch_pages)
             ring.start(lax.rem(cursor[ISSUED], ring.num_slots), row, first, num_pages)
             ends_row = first + num_pages == turn.end_page
-            ends_tile = ends_row & (row + 1 == end_ref[fetch_tile])
-            next_tile = jnp.minimum(fetch_tile + num_cores, num_tiles - 1)
-            cursor[FETCH_ROW] = jnp.where(ends_tile, first_ref[next_tile], row + ends_row.astype(jnp.int32))
-            cursor[FETCH_TILE] = jnp.where(ends_tile, fetch_tile + num_cores, fetch_tile)
+            following = plan.settle(fetch_tile, row + 1)
+            ends_tile = ends_row & ~plan.is_in(fetch_tile, following)
+            next_tile = jnp.where(ends_tile, fetch_tile + num_cores, fetch_tile)
+            cursor[FETCH_TILE] = next_tile
+            cursor[FETCH_ROW] = plan.settle(next_tile, jnp.where(ends_row & ~ends_tile, following, row))
             cursor[FETCH_BLOCK] = jnp.where(ends_row, 0, cursor[FETCH_BLOCK] + 1)
             cursor[ISSUED] = cursor[ISSUED] + 1
 
     @pl.when(step == 0)
     def _prime() -> None:
-        for i in range(5):
+        for i in range(6):
             cursor[i] = 0
         start = (first_tile + num_cores - 1 - core) // num_cores * num_cores + core
         cursor[FETCH_TILE] = start
-        cursor[FETCH_ROW] = first_ref[jnp.minimum(start, num_tiles - 1)]
+        cursor[FETCH_ROW] = plan.settle(start, num_decode)
+        cursor[ROW] = num_decode
         for _ in range(ring.num_slots - 1):
             fetch_next()
 
@@ -183,14 +191,19 @@ def _kernel(
     def _attend() -> None:
         logits.reset(scratch.peak, scratch.total, scratch.acc, sinks_ref)
 
-        def take(row: Any, _: None) -> None:
+        def take(row: Any) -> Any:
             _take_turn(tile, plan.turn(tile, row), plan, q_ref, ring, fetch_next, scratch, logits, shape, config)
+            cursor[ROW] = row
+            return plan.settle(tile, row + 1)
 
-        lax.fori_loop(first_ref[tile], end_ref[tile], take, None)
-        for head in range(shape.num_kv_heads):
+        lax.while_loop(lambda row: plan.is_in(tile, row), take, plan.settle(tile, cursor[ROW]))
+
+        def finish(head: Any, _: None) -> None:
             total = scratch.total[head]
             total = wide(jnp.where(total == 0.0, 1.0, total), shape.layout)
             out_ref[head] = (scratch.acc[head] / total).astype(out_ref.dtype)
+
+        lax.fori_loop(0, shape.num_kv_heads, finish, None)
 
     @pl.when(~is_active)
     def _idle() -> None:
@@ -220,10 +233,13 @@ def _take_turn(
         def attend(first: Any, num_tokens: int, is_masked: bool) -> None:
             visible = _visible(tile_start + first, num_tokens, turn, plan, shape.groups, start, block)
             rows = pl.ds(pl.multiple_of(first * shape.groups, 16), num_tokens * shape.groups)
-            for head in range(shape.num_kv_heads):
+
+            def attend_head(head: Any, _: None) -> None:
                 cached = ring.slots_ref.at[slot, pl.ds(j * config.mixed_block_pages, config.mixed_block_pages), head]
                 state = (scratch.peak.at[head, rows], scratch.total.at[head, rows], scratch.acc.at[head, rows])
                 update(q_ref[head, rows, :], cached, visible if is_masked else None, state, logits)
+
+            lax.fori_loop(0, shape.num_kv_heads, attend_head, None)
 
         own = turn.end_token - turn.first_token
         seen_by_all = (own == config.query_tokens) & (start + block <= turn.first_token + turn.shift + 1)
