@@ -15,6 +15,10 @@ MAX_N = 128
 
 MAX_BAD_WORDS = 128
 
+FLAGS = (
+    "ignore_eos", "detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
+)  # fmt: skip
+
 
 def _check(condition: bool, param: str, expected: str, got: object) -> None:
     if not condition:
@@ -57,17 +61,17 @@ class SamplingParams:
     eos_token_ids: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            self.stop = [self.stop]
-        self.stop = list(self.stop or [])
-        self.stop_token_ids = list(self.stop_token_ids or [])
-        self.bad_words = list(self.bad_words or [])
+        self.stop = _as_list(self.stop, "stop")
+        self.stop_token_ids = _as_list(self.stop_token_ids, "stop_token_ids")
+        self.bad_words = _as_list(self.bad_words, "bad_words")
         if self.seed == -1:
             self.seed = None
         if self.top_k == -1:
             self.top_k = 0
-        if self.logprobs is True:
-            self.logprobs = 1
+        for name in ("logprobs", "prompt_logprobs"):
+            if isinstance(getattr(self, name), bool):
+                setattr(self, name, 1 if getattr(self, name) else None)
+        self._check_types()
         self._check_ranges()
         self._check_stops()
         self._check_token_lists()
@@ -96,14 +100,21 @@ class SamplingParams:
         """Every token id that ends the output, as far as this request honours it."""
         return set(self.stop_token_ids) | (set() if self.ignore_eos else set(self.eos_token_ids))
 
-    def _check_ranges(self) -> None:
+    def _check_types(self) -> None:
         for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p"):
             value = getattr(self, name)
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            _check(is_number and math.isfinite(value), name, "a finite number", value)
+            _check(
+                _is_int(value) or (isinstance(value, float) and math.isfinite(value)), name, "a finite number", value
+            )
         for name in ("n", "top_k", "min_tokens"):
+            _check(_is_int(getattr(self, name)), name, "an integer", getattr(self, name))
+        for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"):
             value = getattr(self, name)
-            _check(isinstance(value, int) and not isinstance(value, bool), name, "an integer", value)
+            _check(value is None or _is_int(value), name, "an integer or None", value)
+        for name in FLAGS:
+            _check(isinstance(getattr(self, name), bool), name, "true or false", getattr(self, name))
+
+    def _check_ranges(self) -> None:
         _check(1 <= self.n <= MAX_N, "n", f"between 1 and {MAX_N}", self.n)
         _check(-2 <= self.presence_penalty <= 2, "presence_penalty", "in [-2, 2]", self.presence_penalty)
         _check(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "in [-2, 2]", self.frequency_penalty)
@@ -112,17 +123,12 @@ class SamplingParams:
         _check(0 < self.top_p <= 1, "top_p", "in (0, 1]", self.top_p)
         _check(self.top_k >= 0, "top_k", "0 (disable), or at least 1", self.top_k)
         _check(0 <= self.min_p <= 1, "min_p", "in [0, 1]", self.min_p)
-        seed_ok = self.seed is None or (isinstance(self.seed, int) and -(2**63) <= self.seed < 2**63)
-        _check(seed_ok, "seed", "an integer of 64 bits", self.seed)
+        _check(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "an integer of 64 bits", self.seed)
         _check(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
         _check(self.min_tokens >= 0, "min_tokens", "greater than or equal to 0", self.min_tokens)
         if self.max_tokens is not None:
-            _check(
-                self.min_tokens <= self.max_tokens,
-                "min_tokens",
-                f"at most max_tokens={self.max_tokens}",
-                self.min_tokens,
-            )
+            most = f"at most max_tokens={self.max_tokens}"
+            _check(self.min_tokens <= self.max_tokens, "min_tokens", most, self.min_tokens)
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             _check(value is None or value >= -1, name, "-1 (the whole vocabulary) or at least 0", value)
@@ -140,22 +146,40 @@ class SamplingParams:
         _check(ok, "bad_words", f"at most {MAX_BAD_WORDS} non-empty strings", self.bad_words)
 
     def _check_token_lists(self) -> None:
-        ok = all(isinstance(token, int) and token >= 0 for token in self.stop_token_ids)
+        ok = all(_is_int(token) and token >= 0 for token in self.stop_token_ids)
         _check(ok, "stop_token_ids", "a list of token ids", self.stop_token_ids)
         if self.allowed_token_ids is not None:
-            ok = len(self.allowed_token_ids) > 0 and all(isinstance(token, int) for token in self.allowed_token_ids)
+            self.allowed_token_ids = _as_list(self.allowed_token_ids, "allowed_token_ids")
+            ok = len(self.allowed_token_ids) > 0 and all(_is_int(token) for token in self.allowed_token_ids)
             _check(ok, "allowed_token_ids", "a non-empty list of token ids", self.allowed_token_ids)
         if self.logit_bias is not None:
             self.logit_bias = _parse_logit_bias(self.logit_bias)
 
 
-def _parse_logit_bias(bias: Mapping[Any, Any]) -> dict[int, float]:
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _as_list(value: Any, param: str) -> list[Any]:
+    """A list of its own from None, one string, or several values."""
+    if isinstance(value, str):
+        return [value]
+    try:
+        return list(value if value is not None else ())
+    except TypeError:
+        raise RequestError(f"{param} must be a list, got {value!r}.", param) from None
+
+
+def _parse_logit_bias(bias: Any) -> dict[int, float]:
     """The bias with integer keys, clamped to [-100, 100] as OpenAI documents."""
+    _check(isinstance(bias, Mapping), "logit_bias", "a mapping of token ids to numbers", bias)
     parsed = {}
     for key, value in bias.items():
         try:
+            if isinstance(key, (bool, float)) or isinstance(value, bool):
+                raise ValueError
             token, number = int(key), float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise RequestError(
                 f"logit_bias must map token ids to numbers, got {key!r}: {value!r}.", "logit_bias"
             ) from None

@@ -140,6 +140,8 @@ class InputProcessor:
         prompt_token_ids = self._prompt_token_ids(prompt, params, add_special_tokens)
         self._check_length(len(prompt_token_ids))
         self._limit_output(params, len(prompt_token_ids))
+        if params.top_k >= self.vocab_size:
+            params.top_k = 0
         params.eos_token_ids = list(self.eos_token_ids)
         params.bad_words_token_ids = self._bad_words_token_ids(params.bad_words)
         return EngineRequest(
