@@ -75,6 +75,12 @@ def build_hf_config(
     """The dictionary that config.json would hold; `rope_factors` is the tensor rope_freqs, if there is one."""
     if metadata.get("expert_count", 0):
         raise ConfigError(f"{metadata.source} is a mixture of experts, which is not supported from GGUF.")
+    num_layers = len({name.split(".")[1] for name in tensor_names if name.startswith("blk.")})
+    if metadata.number("block_count") != num_layers:
+        raise ConfigError(
+            f"{metadata.source} says {metadata.arch}.block_count {metadata.number('block_count')}, "
+            f"but holds the tensors of {num_layers} layers."
+        )
     hidden_size, num_heads = metadata.number("embedding_length"), metadata.number("attention.head_count")
     head_dim = metadata.number("attention.key_length", hidden_size // num_heads)
     config = {
@@ -82,7 +88,7 @@ def build_hf_config(
         "architectures": [metadata.architecture.class_name],
         "hidden_size": hidden_size,
         "intermediate_size": metadata.number("feed_forward_length"),
-        "num_hidden_layers": metadata.number("block_count"),
+        "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": metadata.number("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
@@ -161,9 +167,11 @@ def _llama3_scaling(metadata: GgufMetadata, factors: np.ndarray, theta: float, r
 
 
 def _gemma3_settings(metadata: GgufMetadata, config: dict[str, Any]) -> dict[str, Any]:
-    pattern = metadata.get("attention.sliding_window_pattern", GEMMA3_WINDOW_PATTERN)
     num_layers = config["num_hidden_layers"]
-    is_local = pattern if isinstance(pattern, list) else [(layer + 1) % pattern != 0 for layer in range(num_layers)]
+    is_local = metadata.get("attention.sliding_window_pattern")
+    if not isinstance(is_local, list) or len(is_local) != num_layers:
+        pattern = metadata.number("attention.sliding_window_pattern", GEMMA3_WINDOW_PATTERN)
+        is_local = [(layer + 1) % pattern != 0 for layer in range(num_layers)]
     is_27b = num_layers == GEMMA3_27B_LAYERS
     return {
         "hidden_act": "gelu_pytorch_tanh",

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
 from paxserve.errors import ConfigError
 from paxserve.loaders.json_file import read_optional_json_object
@@ -16,7 +15,10 @@ OTHER_TOKENIZER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.j
 
 
 def load_folder_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer in the folder `path`, from tokenizer.json or else whatever transformers can convert."""
+    """The tokenizer in the folder `path`, from tokenizer.json or else whatever transformers can convert.
+
+    What tokenizer.json says of BOS and EOS holds; add_bos_token in tokenizer_config.json is for conversions only.
+    """
     config = read_optional_json_object(path / "tokenizer_config.json")
     special_tokens = _special_tokens(read_optional_json_object(path / "special_tokens_map.json"))
     special_tokens |= _special_tokens(config)
@@ -28,12 +30,6 @@ def load_folder_tokenizer(path: Path) -> Tokenizer:
         _add_missing_tokens(backend, config, special_tokens)
     else:
         backend = _convert_with_transformers(path)
-    if "add_bos_token" in config or "add_eos_token" in config:
-        _set_edge_tokens(
-            backend,
-            bos=special_tokens.get("bos_token") if config.get("add_bos_token") else None,
-            eos=special_tokens.get("eos_token") if config.get("add_eos_token") else None,
-        )
     return Tokenizer(backend, special_tokens=special_tokens, chat_templates=_chat_templates(path, config))
 
 
@@ -63,14 +59,6 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], s
     backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in missing])
 
 
-def _set_edge_tokens(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:
-    """Make `backend` add exactly these tokens before and after a text, whatever tokenizer.json said."""
-    edges = [token for token in (bos, eos) if token is not None]
-    single = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
-    special = [(token, backend.token_to_id(token)) for token in dict.fromkeys(edges)]
-    backend.post_processor = TemplateProcessing(single=single, special_tokens=special)
-
-
 def _chat_templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
     """Templates by name: chat_template.jinja wins over tokenizer_config.json, as in transformers."""
     templates: dict[str, str] = {}
@@ -92,7 +80,7 @@ def _convert_with_transformers(path: Path) -> tokenizers.Tokenizer:
 
     try:
         return AutoTokenizer.from_pretrained(path, local_files_only=True).backend_tokenizer
-    except (OSError, ValueError, ImportError, AttributeError) as error:
+    except Exception as error:  # its converters raise whatever a damaged file leads them to
         raise ConfigError(
             f"{path} has no tokenizer.json, and transformers cannot convert what it has: {error}"
         ) from error

@@ -15,9 +15,11 @@ LLAMA = {
 }
 
 
-def config_from(entries: dict, *, rope_factors: np.ndarray | None = None, tensor_names: tuple[str, ...] = ()) -> dict:
+def config_from(entries: dict, *, rope_factors: np.ndarray | None = None) -> dict:
     metadata = GgufMetadata(entries, "m.gguf")
-    return build_hf_config(metadata, vocab_size=10, tensor_names=tensor_names, rope_factors=rope_factors)
+    num_layers = entries.get(f"{metadata.arch}.block_count", 2)
+    names = [f"blk.{layer}.attn_q.weight" for layer in range(num_layers)]
+    return build_hf_config(metadata, vocab_size=10, tensor_names=names, rope_factors=rope_factors)
 
 
 def as_arch(arch: str, **more: object) -> dict:
@@ -131,6 +133,12 @@ def test_other_rope_factors_are_refused(factors):
         config_from(entries, rope_factors=factors)
 
 
+def test_layers_must_be_as_many_as_their_tensors():
+    metadata = GgufMetadata(LLAMA | {"llama.block_count": 2**32 - 1}, "m.gguf")
+    with pytest.raises(ConfigError, match=r"block_count 4294967295, but holds the tensors of 1 layers"):
+        build_hf_config(metadata, vocab_size=10, tensor_names=["blk.0.attn_q.weight"], rope_factors=None)
+
+
 def test_smollm3_skips_rope_in_every_fourth_layer():
     config = config_from(as_arch("smollm3", block_count=6))
     assert config["no_rope_layers"] == [1, 1, 1, 0, 1, 1]
@@ -145,6 +153,18 @@ def test_gemma3():
     assert config["layer_types"] == ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"]
     assert config["rope_parameters"]["full_attention"]["rope_theta"] == 1e6
     assert config["rope_parameters"]["sliding_attention"]["rope_theta"] == 1e4
+
+
+def test_gemma3_window_pattern_of_the_file():
+    pattern = {
+        "attention.sliding_window": 512,
+        "block_count": 3,
+        "attention.sliding_window_pattern": [True, False, True],
+    }
+    layer_types = config_from(as_arch("gemma3", **pattern))["layer_types"]
+    assert layer_types == ["sliding_attention", "full_attention", "sliding_attention"]
+    pattern["attention.sliding_window_pattern"] = 2
+    assert config_from(as_arch("gemma3", **pattern))["layer_types"] == layer_types
 
 
 def test_generation_config_holds_every_end_token():

@@ -22,7 +22,9 @@ def write_raw(path: Path, header: object, data: bytes = b"") -> Path:
 
 @pytest.fixture
 def good(tmp_path: Path) -> Path:
-    save_file({"x": np.arange(12, dtype=np.float32).reshape(3, 4), "y": np.ones((5,), np.int8)}, tmp_path / "g.safetensors")
+    save_file(
+        {"x": np.arange(12, dtype=np.float32).reshape(3, 4), "y": np.ones((5,), np.int8)}, tmp_path / "g.safetensors"
+    )
     return tmp_path / "g.safetensors"
 
 
@@ -85,7 +87,10 @@ def test_every_cut_is_a_clear_error(good):
         ({"t": {"dtype": "F32"}}, "unreadable safetensors header"),
         ({"t": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}, "unreadable safetensors header"),
         ({"t": {"dtype": "Q9", "shape": [1], "data_offsets": [0, 4]}}, "tensor t has type Q9, which is not supported"),
-        ({"t": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, r"tensor t is F32 \[2\] but spans bytes 0 to 4"),
+        (
+            {"t": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}},
+            r"tensor t is F32 \[2\] but spans bytes 0 to 4",
+        ),
         ({"t": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}, "spans bytes"),
     ],
 )
