@@ -158,12 +158,12 @@ class LLM:
                     if is_interrupted():
                         raise KeyboardInterrupt
                     self._step(finished, progress)
+                self._drain()
         except BaseException:
             self._abort_all()
             raise
         finally:
             progress.close()
-        self._drain()
         return [finished[request.request_id] for request, _ in requests]
 
     def _step(self, finished: dict[str, RequestOutput], progress: "_Progress") -> None:
