@@ -1,7 +1,6 @@
 """How the server's processes write their log: one line an event, on standard error."""
 
 import logging
-import os
 import sys
 
 FORMAT = "%(levelname)-8s %(asctime)s %(process)d %(name)s: %(message)s"
@@ -9,10 +8,10 @@ DATE_FORMAT = "%m-%d %H:%M:%S"
 
 
 def configure_logging(level: str = "INFO") -> None:
-    """Send the `paxserve` loggers to standard error; `PAXSERVE_LOG_LEVEL` wins over `level`."""
+    """Send the `paxserve` loggers to standard error, from `level` on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(FORMAT, DATE_FORMAT))
     logger = logging.getLogger("paxserve")
     logger.handlers[:] = [handler]
-    logger.setLevel((os.environ.get("PAXSERVE_LOG_LEVEL") or level).upper())
+    logger.setLevel(level)
     logger.propagate = False

@@ -206,10 +206,6 @@ class RequestMetrics:
             progress.last_token_times[index] = now
             progress.num_tokens[index] += len(output.new_token_ids)
 
-    def end_choice(self, request_id: str, index: int, reason: str) -> None:
-        """A choice has ended."""
-        self._metrics.record_finish(reason)
-
     def end(self, output: RequestOutput) -> None:
         """A request has ended, all choices of it."""
         progress = self._requests.pop(output.request_id, None)

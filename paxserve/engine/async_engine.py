@@ -211,7 +211,7 @@ class AsyncEngine:
     def _deliver(self, output: RequestOutput) -> None:
         for choice in output.outputs:
             if choice.finish_reason is not None:
-                self.metrics.requests.end_choice(output.request_id, choice.index, choice.finish_reason)
+                self.metrics.record_finish(choice.finish_reason)
         stream = self._streams.get(output.request_id)
         if output.finished:
             self._streams.pop(output.request_id, None)
@@ -230,7 +230,7 @@ class AsyncEngine:
         for output in self.output_processor.abort(request_ids):
             self._streams.pop(output.request_id, None)
             for choice in output.outputs:
-                self.metrics.requests.end_choice(output.request_id, choice.index, choice.finish_reason or "abort")
+                self.metrics.record_finish(choice.finish_reason or "abort")
             self.metrics.requests.end(output)
         if self.dead_error is None:
             self.client.abort_requests([(request_id, None) for request_id in request_ids])

@@ -87,6 +87,7 @@ async def _serve(
     started: float,
 ) -> int:
     signals = StopSignals(asyncio.get_running_loop())
+    logger.info("Loading %s", engine_config.model.model)
     loaded = await _load(client, engine_config, server_config, signals)
     if loaded is None:
         client.kill()
@@ -109,6 +110,7 @@ async def _serve(
     stats_log = asyncio.ensure_future(log_stats(engine))
     gc.collect()
     gc.freeze()  # what is loaded by now stays: full collections would walk it all and delay every stream
+    listener.listen(config.backlog)  # from here on clients wait in line rather than being turned away
     host, port = listener.getsockname()[:2]
     logger.info(
         "Serving %s on http://%s:%d (%.1f s after the start)",
