@@ -1,48 +1,51 @@
-"""Paged attention in plain XLA: loops over page blocks bounded by real lengths, softmax carried along."""
+"""Paged attention in plain XLA, shaped for CPUs: time follows the real lengths, not the size of pool or page table.
 
-import math
-from typing import Any, NamedTuple
+`xla_decode` has the rows of one query token, `xla_prefill` the longer ones; docs/attention-cpu.md has the measurements
+behind the pool's layout and the sizes of the loops' steps.
+"""
 
+from functools import partial
+from typing import Any
+
+import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int32
 
-from pallas_kernels.ragged_paged_attention.metadata import AttentionMetadata, token_places
+from pallas_kernels.ragged_paged_attention.metadata import AttentionMetadata, TokenPlaces, token_places
+from pallas_kernels.ragged_paged_attention.xla_decode import attend_decode, list_items
+from pallas_kernels.ragged_paged_attention.xla_prefill import attend_prefill, list_tiles
+from pallas_kernels.ragged_paged_attention.xla_tiling import LayerPages, choose_tiling
+
+TOKENWISE = 8
+"""Batches of up to so many tokens run each token as a row of its own: the prefill loop stays out of the program."""
 
 
-class Pool(NamedTuple):
-    """Keys and values of all layers, page by page."""
-
-    k: Float[Array, "L pages page_size K H"]
-    v: Float[Array, "L pages page_size K H"]
-
-
-def make_pool(*, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: Any) -> Pool:
-    """A zeroed pool of two arrays."""
-    shape = (num_layers, num_pages, page_size, num_kv_heads, head_dim)
-    return Pool(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+def make_pool(
+    *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: Any
+) -> Float[Array, "L pages 2*K page_size H"]:
+    """A zeroed pool: one array, a page's keys then its values, each kv head's tokens side by side."""
+    return jnp.zeros((num_layers, num_pages, 2 * num_kv_heads, page_size, head_dim), dtype)
 
 
-def copy_pages(pool: Pool, src: Int32[Array, " C"], dst: Int32[Array, " C"]) -> Pool:
+def copy_pages(
+    pool: Float[Array, "L pages 2*K page_size H"], src: Int32[Array, " C"], dst: Int32[Array, " C"]
+) -> Float[Array, "L pages 2*K page_size H"]:
     """The pool with page `src[c]` copied to page `dst[c]` in every layer; out-of-range `dst` are dropped."""
-
-    def copy(leaf: Array) -> Array:
-        num_layers, num_pages = leaf.shape[:2]
-        flat = leaf.reshape(-1, *leaf.shape[2:])
-        first = (jnp.arange(num_layers, dtype=jnp.int32) * num_pages)[:, None]
-        ok = (dst >= 0) & (dst < num_pages)
-        target = jnp.where(ok[None, :], first + dst[None, :], flat.shape[0]).reshape(-1)
-        source = (first + jnp.clip(src, 0, num_pages - 1)[None, :]).reshape(-1)
-        return flat.at[target].set(flat[source], mode="drop").reshape(leaf.shape)
-
-    return Pool(*map(copy, pool))
+    num_layers, num_pages = pool.shape[:2]
+    # Layers and pages as one axis: a scatter on the second axis would copy the pool.
+    flat = pool.reshape(num_layers * num_pages, -1)
+    first = (jnp.arange(num_layers, dtype=jnp.int32) * num_pages)[:, None]
+    is_kept = (dst >= 0) & (dst < num_pages)
+    target = jnp.where(is_kept[None, :], first + dst[None, :], flat.shape[0]).reshape(-1)
+    source = (first + jnp.clip(src, 0, num_pages - 1)[None, :]).reshape(-1)
+    return flat.at[target].set(flat[source], mode="drop").reshape(pool.shape)
 
 
 def ragged_paged_attention(
     q: Float[Array, "T N H"],
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
-    pool: Pool,
+    pool: Float[Array, "L pages 2*K page_size H"],
     layer: int | Int32[Array, ""],
     metadata: AttentionMetadata,
     *,
@@ -50,80 +53,71 @@ def ragged_paged_attention(
     window: int | Int32[Array, ""] | None,
     softcap: float | None,
     sinks: Float[Array, " N"] | None,
-) -> tuple[Float[Array, "T N H"], Pool]:
+) -> tuple[Float[Array, "T N H"], Float[Array, "L pages 2*K page_size H"]]:
     """Attention of every query token, and the pool with this step's keys and values."""
+    layer = jnp.asarray(layer, jnp.int32)
+    if window is not None:
+        window = jnp.asarray(window, jnp.int32)
+    return _attention(q, k, v, pool, layer, metadata, scale, window, softcap, sinks)
+
+
+# One trace for all layers of an unrolled model: what differs between them is an array.
+@partial(jax.jit, static_argnames=("scale", "softcap"))
+def _attention(
+    q: Float[Array, "T N H"],
+    k: Float[Array, "T K H"],
+    v: Float[Array, "T K H"],
+    pool: Float[Array, "L pages 2*K page_size H"],
+    layer: Int32[Array, ""],
+    metadata: AttentionMetadata,
+    scale: float,
+    window: Int32[Array, ""] | None,
+    softcap: float | None,
+    sinks: Float[Array, " N"] | None,
+) -> tuple[Float[Array, "T N H"], Float[Array, "L pages 2*K page_size H"]]:
     num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads, num_pages, page_size = k.shape[1], *pool.k.shape[1:3]
-    groups = num_heads // num_kv_heads
+    num_pages, num_kv_heads, page_size = pool.shape[1], k.shape[1], pool.shape[3]
     num_rows, width = metadata.page_table.shape
+    tiling = choose_tiling(num_tokens, num_heads, num_kv_heads, head_dim, page_size, width)
+    options: dict[str, Any] = {"window": window, "softcap": softcap, "sinks": sinks}
+
     places = token_places(metadata, num_tokens)
-    base = jnp.asarray(layer, jnp.int32) * num_pages
+    pool = write(pool, layer, k, v, places, metadata)
+    pages = LayerPages(pool.reshape(-1, page_size * head_dim), layer * num_pages, num_kv_heads, page_size, head_dim)
+    scaled = q.astype(jnp.float32) * scale
 
-    pages = base + metadata.page_table[places.rows, places.positions // page_size]
-    pages = jnp.where(places.is_real, pages, math.prod(pool.k.shape[:2]))
-    offsets = places.positions % page_size
-    flat_k, flat_v = (leaf.reshape(-1, *leaf.shape[2:]) for leaf in pool)
-    flat_k = flat_k.at[pages, offsets].set(k.astype(flat_k.dtype), mode="drop")
-    flat_v = flat_v.at[pages, offsets].set(v.astype(flat_v.dtype), mode="drop")
+    if num_tokens <= TOKENWISE:
+        kv_lens = jnp.where(places.is_real, places.positions + 1, 0)
+        items = list_items(kv_lens, metadata.page_table[places.rows], page_size, tiling, window)
+        return attend_decode(scaled, kv_lens, items, pages, tiling, **options).astype(q.dtype), pool
 
-    tile = min(64, num_tokens)
-    block_pages = min(max(1, 128 // page_size), width)
-    block = block_pages * page_size
-    q = jnp.concatenate([q, jnp.zeros((tile, num_heads, head_dim), q.dtype)])
+    most = min(num_rows, num_tokens)
+    kv_lens = jnp.where(jnp.arange(most) < metadata.num_decode_rows, metadata.kv_lens[:most], 0)
+    items = list_items(kv_lens, metadata.page_table[:most], page_size, tiling, window)
+    out = attend_decode(scaled[:most], kv_lens, items, pages, tiling, **options)
+    padding = num_tokens + tiling.tile - most
+    out = jnp.concatenate([out, jnp.zeros((padding, num_heads, head_dim))])
+    scaled = jnp.concatenate([scaled, jnp.zeros((tiling.tile, num_heads, head_dim))])
+    tiles = list_tiles(metadata, num_tokens, tiling.tile)
+    out = attend_prefill(scaled, out, tiles, metadata, pages, tiling, **options)
+    return out[:num_tokens].astype(q.dtype), pool
 
-    def attend_tile(row, first_token, out):
-        """Queries [first_token, first_token + tile) of one row over its pages, in blocks."""
-        rows_q = lax.dynamic_slice_in_dim(q, first_token, tile)
-        last = metadata.cu_q_lens[row + 1]
-        is_own = first_token + jnp.arange(tile) < last
-        positions = metadata.kv_lens[row] - last + first_token + jnp.arange(tile)
-        rows_q = jnp.where(is_own[:, None, None], rows_q, 0).astype(jnp.float32) * scale
-        rows_q = rows_q.reshape(tile, num_kv_heads, groups, head_dim)
-        low = jnp.zeros((), jnp.int32)
-        if window is not None:
-            low = jnp.where(jnp.asarray(window) > 0, jnp.maximum(positions[0] - window + 1, 0), 0)
-        stop = jnp.minimum(positions[0] + tile, metadata.kv_lens[row])
 
-        def attend_block(j, carry):
-            peak, total, acc = carry
-            columns = jnp.minimum(j * block_pages + jnp.arange(block_pages), width - 1)
-            block_table = base + metadata.page_table[row, columns]
-            kv_positions = j * block + jnp.arange(block)
-            exists = (kv_positions < stop)[:, None, None]
-            keys = flat_k[block_table].reshape(block, num_kv_heads, head_dim)
-            values = flat_v[block_table].reshape(block, num_kv_heads, head_dim)
-            keys, values = (jnp.where(exists, x, 0).astype(jnp.float32) for x in (keys, values))
-            logits = jnp.einsum("tkgh,skh->tkgs", rows_q, keys)
-            if softcap is not None:
-                logits = softcap * jnp.tanh(logits / softcap)
-            visible = (kv_positions[None, :] <= positions[:, None]) & (kv_positions < stop)[None, :]
-            if window is not None:
-                visible &= (kv_positions[None, :] > positions[:, None] - window) | (jnp.asarray(window) <= 0)
-            visible = visible[:, None, None, :]
-            new_peak = jnp.maximum(peak, jnp.max(jnp.where(visible, logits, -1e30), axis=-1))
-            weights = jnp.where(visible, jnp.exp(logits - new_peak[..., None]), 0.0)
-            decay = jnp.exp(peak - new_peak)
-            total = total * decay + jnp.sum(weights, axis=-1)
-            acc = acc * decay[..., None] + jnp.einsum("tkgs,skh->tkgh", weights, values)
-            return new_peak, total, acc
-
-        shape = (tile, num_kv_heads, groups)
-        peak, total = jnp.full(shape, -1e30), jnp.zeros(shape)
-        if sinks is not None:
-            peak = jnp.broadcast_to(sinks.astype(jnp.float32).reshape(1, num_kv_heads, groups), shape)
-            total = jnp.ones(shape)
-        carry = (peak, total, jnp.zeros((*shape, head_dim)))
-        _, total, acc = lax.fori_loop(low // block, (stop + block - 1) // block, attend_block, carry)
-        result = acc / jnp.where(total > 0, total, 1.0)[..., None]
-        result = result.reshape(tile, num_heads, head_dim).astype(q.dtype)
-        old = lax.dynamic_slice_in_dim(out, first_token, tile)
-        return lax.dynamic_update_slice_in_dim(out, jnp.where(is_own[:, None, None], result, old), first_token, axis=0)
-
-    def attend_row(row, out):
-        first, last = metadata.cu_q_lens[row], metadata.cu_q_lens[row + 1]
-        num_tiles = (last - first + tile - 1) // tile
-        return lax.fori_loop(0, num_tiles, lambda i, out: attend_tile(row, first + i * tile, out), out)
-
-    out = lax.fori_loop(0, num_rows, attend_row, jnp.zeros_like(q))
-    pool = Pool(flat_k.reshape(pool.k.shape), flat_v.reshape(pool.v.shape))
-    return out[:num_tokens], pool
+def write(
+    pool: Float[Array, "L pages 2*K page_size H"],
+    layer: Int32[Array, ""],
+    k: Float[Array, "T K H"],
+    v: Float[Array, "T K H"],
+    places: TokenPlaces,
+    metadata: AttentionMetadata,
+) -> Float[Array, "L pages 2*K page_size H"]:
+    """The pool with the real tokens' keys and values in their places."""
+    num_pages, num_heads, page_size, head_dim = pool.shape[1:]
+    # One axis for layer, page, head and token: XLA:CPU then updates the pool in place, at any number of tokens.
+    flat = pool.reshape(-1, head_dim)
+    pages = layer * num_pages + metadata.page_table[places.rows, places.positions // page_size]
+    lines = (pages[:, None] * num_heads + jnp.arange(num_heads)[None, :]) * page_size
+    lines = lines + (places.positions % page_size)[:, None]
+    lines = jnp.where(places.is_real[:, None], lines, flat.shape[0])  # out of range: dropped
+    new = jnp.concatenate([k, v], axis=1).astype(pool.dtype)
+    return flat.at[lines].set(new, mode="drop").reshape(pool.shape)

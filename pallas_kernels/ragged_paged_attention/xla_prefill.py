@@ -1,0 +1,95 @@
+"""Attention of rows with several query tokens: a loop over tiles of queries, each over the keys that it can see."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int32
+
+from pallas_kernels.ragged_paged_attention.metadata import AttentionMetadata
+from pallas_kernels.ragged_paged_attention.xla_decode import visible_from
+from pallas_kernels.ragged_paged_attention.xla_tiling import NEGATIVE, LayerPages, Tiling, soft_cap
+
+
+class PrefillTiles(NamedTuple):
+    """Every tile of query tokens that the batch could need, the needed ones first; the same for all layers."""
+
+    num_needed: Int32[Array, ""]
+    rows: Int32[Array, " tiles"]
+    first_tokens: Int32[Array, " tiles"]
+
+
+def list_tiles(metadata: AttentionMetadata, num_tokens: int, tile: int) -> PrefillTiles:
+    """The tiles of all rows from `num_decode_rows` on; no tile spans two rows."""
+    num_rows = metadata.kv_lens.shape[0]
+    firsts, lasts = metadata.cu_q_lens[:-1], metadata.cu_q_lens[1:]
+    is_prefill = jnp.arange(num_rows) >= metadata.num_decode_rows
+    ends = jnp.cumsum(jnp.where(is_prefill, (lasts - firsts + tile - 1) // tile, 0), dtype=jnp.int32)
+    tiles = jnp.arange(num_tokens // tile + min(num_rows, num_tokens), dtype=jnp.int32)
+    rows = jnp.minimum(jnp.sum(ends[None, :] <= tiles[:, None], axis=1, dtype=jnp.int32), num_rows - 1)
+    before = jnp.where(rows > 0, ends[rows - 1], 0)
+    return PrefillTiles(ends[-1], rows, firsts[rows] + (tiles - before) * tile)
+
+
+def attend_prefill(
+    q: Float[Array, "T+tile N H"],
+    out: Float[Array, "T+tile N H"],
+    tiles: PrefillTiles,
+    metadata: AttentionMetadata,
+    layer: LayerPages,
+    tiling: Tiling,
+    *,
+    window: int | Int32[Array, ""] | None,
+    softcap: float | None,
+    sinks: Float[Array, " N"] | None,
+) -> Float[Array, "T+tile N H"]:
+    """`out` with the attention, in float32, of the tiles' scaled query tokens filled in."""
+    _, num_heads, head_dim = q.shape
+    num_kv_heads, tile, page_size = layer.num_kv_heads, tiling.tile, layer.page_size
+    groups, block = num_heads // num_kv_heads, tiling.block_pages * page_size
+    table = jnp.pad(metadata.page_table, ((0, 0), (0, tiling.block_pages - 1)))
+
+    def attend_tile(index: Array, out: Array) -> Array:
+        row, first_token = tiles.rows[index], tiles.first_tokens[index]
+        tokens = first_token + jnp.arange(tile, dtype=jnp.int32)
+        last_token, kv_len = metadata.cu_q_lens[row + 1], metadata.kv_lens[row]
+        positions = kv_len - last_token + tokens
+        stop = jnp.minimum(positions[0] + tile, kv_len)
+        first_block = 0 if window is None else visible_from(positions[0] + 1, window) // block
+        queries = lax.dynamic_slice_in_dim(q, first_token, tile).reshape(tile, num_kv_heads, groups, head_dim)
+        queries = jnp.transpose(queries, (1, 2, 0, 3)).reshape(num_kv_heads, groups * tile, head_dim)
+
+        def attend_block(step: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            peak, total, acc = carry
+            pages = lax.dynamic_slice(table, (row, step * tiling.block_pages), (1, tiling.block_pages))
+            kv_positions = step * block + jnp.arange(block, dtype=jnp.int32)
+            keys = layer.keys(pages).reshape(num_kv_heads, block, head_dim)
+            values = layer.values(pages, (kv_positions < stop)[None, :]).reshape(num_kv_heads, block, head_dim)
+            logits = soft_cap(jnp.einsum("kqh,ksh->kqs", queries, keys), softcap)
+            visible = kv_positions[None, :] <= positions[:, None]
+            if window is not None:
+                visible &= kv_positions[None, :] >= visible_from(positions + 1, window)[:, None]
+            logits = logits.reshape(num_kv_heads, groups, tile, block)
+            logits = jnp.where(visible[None, None], logits, NEGATIVE)
+            new_peak = jnp.maximum(peak, jnp.max(logits, axis=-1))
+            # A query that has seen nothing yet has a peak of NEGATIVE, and must not count what it may not see.
+            weights = jnp.exp(logits - jnp.maximum(new_peak, 0.5 * NEGATIVE)[..., None])
+            decay = jnp.exp(peak - new_peak)
+            total = total * decay + jnp.sum(weights, axis=-1)
+            new = jnp.einsum("kqs,ksh->kqh", weights.reshape(num_kv_heads, groups * tile, block), values)
+            return new_peak, total, acc * decay[..., None] + new.reshape(acc.shape)
+
+        shape = (num_kv_heads, groups, tile)
+        peak, total = jnp.full(shape, NEGATIVE), jnp.zeros(shape)
+        if sinks is not None:
+            peak = jnp.broadcast_to(sinks.astype(jnp.float32).reshape(num_kv_heads, groups, 1), shape)
+            total = total + 1.0
+        carry = (peak, total, jnp.zeros((*shape, head_dim)))
+        _, total, acc = lax.fori_loop(first_block, (stop + block - 1) // block, attend_block, carry)
+        result = acc / jnp.where(total > 0, total, 1.0)[..., None]
+        result = jnp.transpose(result, (2, 0, 1, 3)).reshape(tile, num_heads, head_dim)
+        old = lax.dynamic_slice_in_dim(out, first_token, tile)
+        new = jnp.where((tokens < last_token)[:, None, None], result, old)
+        return lax.dynamic_update_slice_in_dim(out, new, first_token, axis=0)
+
+    return lax.fori_loop(0, tiles.num_needed, attend_tile, out)
