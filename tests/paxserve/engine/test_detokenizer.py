@@ -6,11 +6,14 @@ import time
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders
 
 from paxserve.config import ModelConfig
 from paxserve.engine.detokenizer import IncrementalDetokenizer
 from paxserve.engine.token_table import TokenTable
 from paxserve.loaders.checkpoint import open_tokenizer
+from paxserve.loaders.tokenizer import Tokenizer
 from paxserve.sampling_params import SamplingParams
 from tests.small_tokenizers import CORPUS, byte_fallback_tokenizer, byte_level_tokenizer, word_piece_tokenizer
 
@@ -202,3 +205,25 @@ def test_cost_of_a_token_does_not_grow(make):
             stream(make, token_ids[:count], skip_special_tokens=False)
         seconds.append(time.process_time() - started)
     assert seconds[1] < 5 * seconds[0]
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        ),
+        decoders.Metaspace(),
+    ],
+    ids=["strip", "metaspace"],
+)
+def test_output_goes_on_after_its_prompt_with_the_space_between(decoder):
+    backend = Backend.from_str(byte_fallback_tokenizer().backend.to_str())
+    backend.decoder = decoder
+    prompt, output = (backend.encode(text, add_special_tokens=False).ids for text in (" the", " lazy dog"))
+    detokenizer = IncrementalDetokenizer(TokenTable(Tokenizer(backend)), SamplingParams(), prompt)
+    detokenizer.append(output)
+    detokenizer.finish()
+    assert backend.decode(output) == "lazy dog"
+    assert backend.decode(prompt + output) == "the lazy dog"
+    assert detokenizer.take() == " lazy dog"
