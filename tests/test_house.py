@@ -20,7 +20,8 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 OTHER_TEXTS = [ROOT / name for name in ("Makefile", "pyproject.toml", "requirements.lock", ".ci/run", ".gitignore")]
 
-MAX_LINES, MAX_KERNEL_LINES, MAX_FUNCTION_LINES = 600, 900, 60
+MAX_LINES, MAX_FUNCTION_LINES = 600, 60
+MAX_KERNEL_LINES, MAX_KERNEL_FUNCTION_LINES = 900, 90  # a kernel and its specs are read as one
 
 
 def name_of(path: Path) -> str:
@@ -34,8 +35,12 @@ def test_there_is_something_to_check():
     assert all(path.is_file() for path in OTHER_TEXTS)
 
 
+def is_kernel(path: Path) -> bool:
+    return path.is_relative_to(ROOT / "pallas_kernels")
+
+
 def test_modules_stay_small():
-    limits = {path: MAX_KERNEL_LINES if path.is_relative_to(ROOT / "pallas_kernels") else MAX_LINES for path in SOURCES}
+    limits = {path: MAX_KERNEL_LINES if is_kernel(path) else MAX_LINES for path in SOURCES}
     lines = {path: len(path.read_text().splitlines()) for path in SOURCES}
     assert not {name_of(path): lines[path] for path in SOURCES if lines[path] > limits[path]}
 
@@ -43,10 +48,11 @@ def test_modules_stay_small():
 def test_functions_stay_small():
     too_long = {}
     for path in SOURCES:
+        limit = MAX_KERNEL_FUNCTION_LINES if is_kernel(path) else MAX_FUNCTION_LINES
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno is not None:
                 count = node.end_lineno - node.lineno + 1
-                if count > MAX_FUNCTION_LINES:
+                if count > limit:
                     too_long[f"{name_of(path)}:{node.name}"] = count
     assert not too_long
 
