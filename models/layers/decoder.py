@@ -1,4 +1,5 @@
-"""The decoder layer, and the two ways to run many of them: one after another, or a scan over stacked weights."""
+"""The decoder layer, and the ways to run many of them: one after another, a scan over stacked weights, or a loop
+that picks each layer's weights where they lie (see `choice`)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,10 +12,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Int32
 
 from models.inputs import PagedKVCache
+from models.layers.choice import choose_layer
 from models.layers.config import LayerTraits
 from models.layers.rope import RopeTable
 
-LayerExecution = Literal["unrolled", "scanned"]
+LayerExecution = Literal["unrolled", "scanned", "looped"]
 
 
 class Layer(Protocol):
@@ -84,8 +86,8 @@ def arrange_layers(layers: Sequence[Layer], execution: LayerExecution) -> tuple[
     """
     if execution == "unrolled":
         return nnx.List(layers), (1,) * len(layers)
-    if execution != "scanned":
-        raise ValueError(f"layer_execution must be unrolled or scanned, got {execution!r}.")
+    if execution not in ("scanned", "looped"):
+        raise ValueError(f"layer_execution must be unrolled, scanned or looped, got {execution!r}.")
     runs: list[list[Layer]] = []
     for layer in layers:
         if runs and _structure(runs[-1][0]) == _structure(layer):
@@ -93,6 +95,8 @@ def arrange_layers(layers: Sequence[Layer], execution: LayerExecution) -> tuple[
         else:
             runs.append([layer])
     counts = tuple(len(run) for run in runs)
+    if execution == "looped":
+        return nnx.List(layers), counts
     firsts = [sum(counts[:i]) for i in range(len(counts))]
     return nnx.List([_stack(run, first) for run, first in zip(runs, firsts, strict=True)]), counts
 
@@ -129,13 +133,16 @@ def run_layers(
 ) -> tuple[Float[Array, "T D"], PagedKVCache]:
     """The residual stream after all layers, however `arrange_layers` laid them out."""
     first = 0
-    for module, count in zip(layers, counts, strict=True):
+    is_stacked = _is_stacked(layers[0])
+    for run, count in enumerate(counts):
         own = traits[first : first + count]
-        if _is_stacked(module):
-            x, cache = _scan_layers(module, first, own, x, cache, tables)
+        if is_stacked:
+            x, cache = _loop_layers(layers[run], first, own, x, cache, tables)
+        elif count > 1:
+            x, cache = _loop_layers(layers[first : first + count], first, own, x, cache, tables)
         else:
             rope = None if own[0].rope is None else tables[own[0].rope]
-            x, cache = _run_layer(module, x, cache, jnp.int32(first), rope, window=own[0].window)
+            x, cache = _run_layer(layers[first], x, cache, jnp.int32(first), rope, window=own[0].window)
         first += count
     return x, cache
 
@@ -145,15 +152,15 @@ def _is_stacked(module: Layer) -> bool:
     return "layers" in params[0].get_metadata()
 
 
-def _scan_layers(
-    stacked: Layer,
+def _loop_layers(
+    run: Layer | Sequence[Layer],
     first: int,
     traits: Sequence[LayerTraits],
     x: Float[Array, "T D"],
     cache: PagedKVCache,
     tables: Sequence[RopeTable],
 ) -> tuple[Float[Array, "T D"], PagedKVCache]:
-    """A run of layers as one loop; what differs between them is an array with an entry a layer."""
+    """A run of layers, stacked or apart, as one loop; what differs between them is an array with an entry a layer."""
     varying: dict[str, Any] = {"layer": jnp.arange(first, first + len(traits), dtype=jnp.int32)}
     if len({t.window for t in traits}) > 1:
         varying["window"] = jnp.array([t.window for t in traits], jnp.int32)
@@ -167,12 +174,16 @@ def _scan_layers(
     else:
         choices = None
 
-    def body(carry: tuple[Array, Any], scanned: tuple[Layer, dict[str, Array]]) -> tuple[tuple[Array, Any], None]:
+    is_apart = isinstance(run, Sequence)
+
+    def body(carry: tuple[Array, Any], scanned: tuple[Any, dict[str, Array]]) -> tuple[tuple[Array, Any], None]:
         (x, pool), (module, own) = carry, scanned
+        if is_apart:
+            module = choose_layer(run, own["layer"] - first)
         rope = jax.tree.map(lambda leaf: leaf[own["rope"]], choices) if "rope" in own else choices
         window = own.get("window", traits[0].window)
         x, updated = module(x, dataclasses.replace(cache, pool=pool), own["layer"], rope, window)
         return (x, updated.pool), None
 
-    (x, pool), _ = jax.lax.scan(body, (x, cache.pool), (stacked, varying))
+    (x, pool), _ = jax.lax.scan(body, (x, cache.pool), (None if is_apart else run, varying))
     return x, dataclasses.replace(cache, pool=pool)

@@ -1,9 +1,10 @@
 """Matrix products with a stored weight."""
 
-import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from models.layers.choice import use_weight
 from models.layers.initializer import Initializer
 
 
@@ -29,5 +30,5 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
         """The product, in the type of `x`."""
-        out = jax.numpy.dot(x, self.weight.get_value())
+        out = use_weight(self.weight.get_value(), lambda weight: jnp.dot(x, weight))
         return out if self.bias is None else out + self.bias.get_value()[None, :]

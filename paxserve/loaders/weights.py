@@ -109,8 +109,10 @@ def random_weights(abstract: nnx.State, *, seed: int, sharding: ShardingRule | N
     filled = []
     for index, (path, param) in enumerate(nnx.to_flat_state(abstract)):
         target = param.get_value()
-        make = jax.jit(fill, static_argnums=(1, 2, 3), out_shardings=sharding and sharding(_axes(param)))
-        value = make(jax.random.fold_in(key, index), target.shape, target.dtype, param.get_metadata("constant"))
+        make = partial(fill, shape=target.shape, dtype=target.dtype, constant=param.get_metadata("constant"))
+        if sharding:
+            make = jax.jit(make, out_shardings=sharding(_axes(param)))
+        value = make(key, index)
         filled.append((path, param.replace(value)))
     return nnx.from_flat_state(filled)
 
