@@ -48,13 +48,10 @@ BOS_BY_DEFAULT = {"llama-bpe", "llama3", "llama-v3", "tekken"}
 
 def build_tokenizer(metadata: Mapping[str, Any], source: str) -> Tokenizer:
     """The tokenizer that the metadata of the GGUF file `source` describes."""
-    tokens, kinds = metadata.get(PREFIX + "tokens"), metadata.get(PREFIX + "token_type")
-    if not isinstance(tokens, list) or not tokens:
+    tokens = metadata.get(PREFIX + "tokens")
+    if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
         raise ConfigError(f"{source} has no {PREFIX}tokens: name another source with --tokenizer.")
-    if kinds is None or len(kinds) != len(tokens):
-        raise ConfigError(
-            f"{source} must give one {PREFIX}token_type a token, got {len(kinds or ())} for {len(tokens)}."
-        )
+    kinds = _per_token(metadata, "token_type", tokens, source)
     model = metadata.get(PREFIX + "model")
     if model == "gpt2":
         backend = _byte_level_backend(metadata, tokens, source)
@@ -63,13 +60,18 @@ def build_tokenizer(metadata: Mapping[str, Any], source: str) -> Tokenizer:
     else:
         raise ConfigError(f"{source} has a tokenizer of type {model!r}, supported in GGUF are gpt2 and llama.")
     _add_special_tokens(backend, tokens, kinds)
-    special_tokens = {
-        role: tokens[metadata[f"{PREFIX}{name}_token_id"]]
-        for name, role in ROLES.items()
-        if 0 <= metadata.get(f"{PREFIX}{name}_token_id", -1) < len(tokens)
-    }
+    ids = {role: metadata.get(f"{PREFIX}{name}_token_id") for name, role in ROLES.items()}
+    special_tokens = {role: tokens[i] for role, i in ids.items() if isinstance(i, int) and 0 <= i < len(tokens)}
     _add_edge_tokens(backend, metadata, special_tokens)
     return Tokenizer(backend, special_tokens=special_tokens, chat_templates=_chat_templates(metadata))
+
+
+def _per_token(metadata: Mapping[str, Any], key: str, tokens: list[str], source: str) -> list[Any]:
+    values = metadata.get(PREFIX + key)
+    if not isinstance(values, list) or len(values) != len(tokens):
+        got = len(values) if isinstance(values, list) else 0
+        raise ConfigError(f"{source} must give one {PREFIX}{key} a token, got {got} for {len(tokens)}.")
+    return values
 
 
 def _byte_level_backend(metadata: Mapping[str, Any], tokens: list[str], source: str) -> tokenizers.Tokenizer:
@@ -97,12 +99,10 @@ def _byte_level_backend(metadata: Mapping[str, Any], tokens: list[str], source: 
 def _sentencepiece_backend(
     metadata: Mapping[str, Any], tokens: list[str], kinds: list[int], source: str
 ) -> tokenizers.Tokenizer:
-    scores = metadata.get(PREFIX + "scores")
-    if scores is None or len(scores) != len(tokens):
-        raise ConfigError(f"{source} must give one {PREFIX}scores a token, got {len(scores or ())} for {len(tokens)}.")
+    scores = _per_token(metadata, "scores", tokens, source)
     vocab = dict(zip(tokens, range(len(tokens)), strict=True))
     unknown_id = metadata.get(PREFIX + "unknown_token_id", 0)
-    if not 0 <= unknown_id < len(tokens):
+    if not isinstance(unknown_id, int) or not 0 <= unknown_id < len(tokens):
         raise ConfigError(f"{source} has {PREFIX}unknown_token_id {unknown_id}, but {len(tokens)} tokens.")
     merges = _merges_from_scores(tokens, kinds, scores)
     model = models.BPE(vocab, merges, unk_token=tokens[unknown_id], fuse_unk=True, byte_fallback=True)
