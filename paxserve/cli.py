@@ -10,6 +10,7 @@ import pkgutil
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 from paxserve import commands
 from paxserve.errors import PaxserveError
@@ -39,7 +40,9 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; a parsed namespace has `run`, the chosen command's function."""
     parser = FlagParser(prog="paxserve", description=DESCRIPTION)
     parser.add_argument("--version", action="store_true", help="print the version and leave")
-    subparsers = {(): parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=FlagParser)}
+    subparsers: dict[tuple[str, ...], Any] = {
+        (): parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=FlagParser)
+    }
     parser.set_defaults(run=None, parser=parser)
     for words, module in command_modules().items():
         *group, name = words

@@ -17,10 +17,10 @@ def server_root(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def client_options(root: str, api_key: str | None) -> dict[str, Any]:
-    """Options for an httpx client: the key's header, no time limit, and no proxy for a server on this machine."""
+def client_options(root: str, api_key: str | None, timeout: float | None = None) -> dict[str, Any]:
+    """Options for an httpx client: the key's header, the time limit, and no proxy for a server on this machine."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    return {"headers": headers, "timeout": None, "trust_env": urlsplit(root).hostname not in LOOPBACK}
+    return {"headers": headers, "timeout": timeout, "trust_env": urlsplit(root).hostname not in LOOPBACK}
 
 
 def parse_event(line: str | bytes) -> dict[str, Any] | None:

@@ -175,7 +175,7 @@ class FlagParser(argparse.ArgumentParser):
         kwargs.setdefault("formatter_class", _HelpFormatter)
         super().__init__(*args, **kwargs)
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """As argparse does, but an unknown flag is refused here, where the flags that exist are known."""
         namespace, rest = super().parse_known_args(args, namespace)
         if rest:

@@ -74,7 +74,7 @@ async def run_load(
 def served_model(root: str, api_key: str | None) -> str:
     """The first name in the server's list of models. Raises `ConfigError` if there is no answer."""
     try:
-        response = httpx.get(f"{root}/v1/models", **(client_options(root, api_key) | {"timeout": 30.0}))
+        response = httpx.get(f"{root}/v1/models", **client_options(root, api_key, timeout=30.0))
         response.raise_for_status()
         return response.json()["data"][0]["id"]
     except (httpx.HTTPError, ValueError, LookupError) as error:
