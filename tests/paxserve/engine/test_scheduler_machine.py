@@ -1,0 +1,313 @@
+"""Random lives of requests against the scheduler and its pages, on a device that remembers what each page holds."""
+
+import random
+from collections import deque
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from paxserve.engine.kv_cache import PagePool
+from paxserve.engine.request import expand_choices
+from paxserve.engine.scheduler import RowResult, Scheduler
+from paxserve.messages import EngineRequest, TokenLogprobs
+from paxserve.sampling_params import SamplingParams
+
+EOS, STOP = 0, 1
+EMPTY = None
+
+
+class Device:
+    """Runs steps in the order of their launch. A cell holds the whole prefix that its keys and values stand for.
+
+    A prefix is a linked pair (prefix before, token), starting at the request's cache salt, so that equal cells mean
+    equal tokens all the way down, and equal salts.
+    """
+
+    def __init__(self, num_pages, page_size, salt):
+        self.page_size = page_size
+        self.cells = [[EMPTY] * page_size for _ in range(num_pages)]
+        self.salt = salt
+        self.outputs = {}
+        """Every token ever sampled, by (request id, choice)."""
+        self._last_tokens = {}
+        """What each slot sampled last: (request id, choice) and index in the sequence."""
+        self._interned = {}
+
+    def prefix(self, before, token):
+        """One object a prefix, so that comparing is cheap."""
+        return self._interned.setdefault((id(before), token), (before, token))
+
+    def tokens_of(self, request, source):
+        """The true tokens, those included that the host has not read."""
+        return source.prompt_token_ids + self.outputs.setdefault((request.request_id, request.index), [])
+
+    def sample(self, request, position):
+        """A token that depends on seed and position alone; few different ones, so that outputs make prefixes too."""
+        return random.Random(f"{self.salt} {request.seed} {position}").choice([EOS, STOP, 5, 5, 5, 6, 6, 7])
+
+    def run(self, step, sources, pool):
+        """Copy pages, check what rows will read, write what they compute, sample."""
+        for source, target in step.page_copies:
+            assert pool.ref_count(target) == 1
+            self.cells[target] = list(self.cells[source])
+        written, plans = {}, []
+        for row in step.rows:
+            plans.append((row, self._plan(row, sources[row.request.request_id], pool, written)))
+        read = {row.request: set(row.request.pages) for row in step.rows}
+        for page, writer in written.items():
+            others = [r for r, pages in read.items() if r is not writer and page in pages]
+            assert not others, f"page {page} is written while another row reads it"
+        return [self._compute(row, plan, sources[row.request.request_id]) for row, plan in plans]
+
+    def _plan(self, row, source, pool, written):
+        request, size = row.request, self.page_size
+        tokens = self.tokens_of(request, source)
+        assert request.token_ids == tokens[: len(request.token_ids)]
+        end = row.start + row.num_tokens
+        assert end <= len(tokens)
+        assert row.samples == (end == len(tokens))
+        prefix, plan = source.cache_salt or "", []
+        for i, token in enumerate(tokens[:end]):
+            prefix = self.prefix(prefix, token)
+            page = request.pages[i // size]
+            if i < row.start:
+                assert self.cells[page][i % size] is prefix, f"position {i} of {request.request_id} is not in its page"
+            else:
+                assert pool.ref_count(page) == 1, f"page {page} is written but shared"
+                assert written.setdefault(page, request) is request, f"page {page} has two writers"
+                plan.append((page, i % size, prefix))
+            if i >= max(row.start, len(request.token_ids)):  # the host cannot say which token this is
+                assert self._last_tokens[request.slot] == (request.request_id, request.index, i)
+        return plan
+
+    def _compute(self, row, plan, source):
+        for page, offset, prefix in plan:
+            self.cells[page][offset] = prefix
+        request, token = row.request, 10**6
+        if row.samples:
+            outputs = self.outputs[request.request_id, request.index]
+            assert row.position == len(outputs)
+            token = self.sample(request, row.position)
+            outputs.append(token)
+            self._last_tokens[request.slot] = request.request_id, request.index, row.start + row.num_tokens
+        targets = [*source.prompt_token_ids[1:], -1][row.start : row.start + row.num_tokens]
+        return RowResult(token, prompt_logprobs=[TokenLogprobs([target], [0.0], 1) for target in targets])
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """The engine's loop with the device above; what it must answer is worked out from the sampled tokens."""
+
+    @initialize(
+        num_pages=st.integers(2, 24),
+        page_size=st.sampled_from([1, 2, 3, 4]),
+        max_num_seqs=st.integers(1, 6),
+        budget=st.integers(1, 20),
+        chunked=st.booleans(),
+        caching=st.booleans() | st.just(True),
+        max_model_len=st.integers(6, 60),
+        depth=st.sampled_from([1, 2, 2, 3]),
+        salt=st.integers(0, 10**6),
+    )
+    def start(self, num_pages, page_size, max_num_seqs, budget, chunked, caching, max_model_len, depth, salt):
+        self.pool = PagePool(num_pages, page_size, enable_prefix_caching=caching)
+        self.scheduler = Scheduler(
+            self.pool, max_num_seqs=max_num_seqs, max_num_batched_tokens=max(budget, max_num_seqs),
+            max_model_len=max_model_len, enable_chunked_prefill=chunked,
+        )  # fmt: skip
+        self.max_num_seqs = max_num_seqs
+        self.depth = depth
+        self.device = Device(num_pages, page_size, salt)
+        self.sources = {}
+        self.open = {}
+        """Tokens heard so far of each choice that has not ended."""
+        self.launched = deque()
+        self.num_idle = 0
+
+    @rule(
+        shared=st.integers(0, 12),
+        own=st.lists(st.integers(5, 7), max_size=8),
+        n=st.sampled_from([1, 1, 1, 2, 3]),
+        max_tokens=st.integers(1, 12) | st.none(),
+        min_tokens=st.sampled_from([0, 0, 3]),
+        is_endless=st.booleans(),
+        cache_salt=st.sampled_from([None, None, None, "a"]),
+        prompt_logprobs=st.sampled_from([None, None, None, 0]),
+        needs_host=st.sampled_from([False, False, False, True]),
+        repeat=st.booleans(),
+    )
+    def add(self, shared, own, n, max_tokens, min_tokens, is_endless, cache_salt, prompt_logprobs, needs_host, repeat):
+        prompt = [5, 6, 7, 7, 6, 5, 5, 6, 6, 7, 5, 7][:shared] + own
+        if repeat and self.sources:  # a prompt that goes on where an earlier answer ended, as in a chat
+            prompt = self._conversation() + own
+        prompt = (prompt or [5])[: self.scheduler.max_sequence_tokens]
+        params = SamplingParams(
+            n=n, temperature=1.0, max_tokens=max_tokens, min_tokens=min(min_tokens, max_tokens or 3),
+            ignore_eos=is_endless, eos_token_ids=[EOS], stop_token_ids=[] if is_endless else [STOP],
+            prompt_logprobs=prompt_logprobs,
+        )  # fmt: skip
+        if needs_host:
+            params.bad_words_token_ids = [[5, 6]]
+        request_id = f"r{len(self.sources)}"
+        source = EngineRequest(
+            request_id=request_id, prompt_token_ids=prompt, params=params, arrival_time=0.0, cache_salt=cache_salt
+        )
+        self.sources[request_id] = source
+        seeds = [len(self.sources) * 100 + index for index in range(n)]
+        self.scheduler.add(expand_choices(source, seeds, len(self.sources)))
+        self.open.update({(request_id, index): [] for index in range(n)})
+
+    def _conversation(self):
+        (request_id, _), outputs = next(iter(self.device.outputs.items()), (("r0", 0), []))
+        return self.sources[request_id].prompt_token_ids + outputs[:6]
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), whole=st.booleans())
+    def abort(self, data, whole):
+        request_id, index = data.draw(st.sampled_from(sorted(self.open)))
+        aborted = self.scheduler.abort(request_id, None if whole else index)
+        expected = {key for key in self.open if key[0] == request_id and (whole or key[1] == index)}
+        assert {(r.request_id, r.index) for r in aborted} == expected
+        assert all(r.finish_reason == "abort" for r in aborted)
+        for key in expected:
+            del self.open[key]
+
+    @rule()
+    def abort_unknown(self):
+        assert self.scheduler.abort("nobody") == []
+
+    @rule()
+    def reset(self):
+        in_use = self.pool.num_in_use
+        assert self.scheduler.reset_prefix_cache() == (in_use == 0)
+        if in_use == 0 and self.pool.prefix_cache is not None:
+            assert len(self.pool.prefix_cache) == 0
+
+    @rule(count=st.integers(1, 6))
+    def steps(self, count):
+        for _ in range(count):
+            self.step()
+
+    def step(self):
+        scheduled = self.scheduler.schedule()
+        self.check()
+        if scheduled is not None:
+            self._check_step(scheduled)
+            self.launched.append((scheduled, self.device.run(scheduled, self.sources, self.pool)))
+        if self.launched and (scheduled is None or len(self.launched) >= self.depth):
+            self._hear(*self.launched.popleft())
+            self.check()
+        elif scheduled is None:
+            self.num_idle += 1
+            # A step may do nothing but preempt; two in a row with requests left would be a deadlock.
+            assert self.num_idle < 2 or not self.scheduler.has_unfinished()
+            return
+        self.num_idle = 0
+
+    def _check_step(self, step):
+        assert 0 < step.num_tokens <= self.scheduler.max_num_batched_tokens
+        assert len({row.request for row in step.rows}) == len(step.rows) <= self.max_num_seqs
+        assert len({row.request.slot for row in step.rows}) == len(step.rows)
+        assert all(row.num_tokens > 0 for row in step.rows)
+        is_long = [row.num_tokens > 1 for row in step.rows]
+        assert is_long == sorted(is_long), "decode rows come first"
+        for row in step.rows:
+            assert row.request.num_cached_tokens < row.request.prompt_len
+            if row.request.needs_host_tokens and row.samples:
+                assert row.request.num_pending == 1, "the tokens before must have been read"
+
+    def _hear(self, step, results):
+        for output in self.scheduler.update(step, results):
+            key = output.request_id, output.index
+            heard = self.open[key]
+            heard += output.new_token_ids
+            assert output.finish_reason == self._expected_end(key, heard)
+            self._check_prompt_logprobs(output, is_first=len(heard) == len(output.new_token_ids))
+            if output.finish_reason is not None:
+                del self.open[key]
+
+    def _expected_end(self, key, heard):
+        assert heard == self.device.outputs[key][: len(heard)]
+        source = self.sources[key[0]]
+        params, total = source.params, len(source.prompt_token_ids) + len(heard)
+        ends = set(params.stop_token_ids) | (set() if params.ignore_eos else {EOS})
+        if heard[-1] in ends and len(heard) > params.min_tokens:
+            return "stop"
+        return "length" if len(heard) == params.max_tokens or total > self.scheduler.max_sequence_tokens else None
+
+    def _check_prompt_logprobs(self, output, is_first):
+        source = self.sources[output.request_id]
+        if source.params.prompt_logprobs is None or output.index or not is_first:
+            assert output.prompt_logprobs is None
+            return
+        first, *rest = output.prompt_logprobs
+        assert first is None
+        assert [entry.token_ids[0] for entry in rest] == source.prompt_token_ids[1:]
+
+    @invariant()
+    def check(self):
+        scheduler = self.scheduler
+        scheduler.check_integrity()
+        unfinished = [*scheduler.running, *scheduler.waiting]
+        assert {(r.request_id, r.index) for r in unfinished} == set(self.open)
+        stats = scheduler.stats()
+        assert 0 <= stats.wasted_tokens <= len(scheduler.running) * self.pool.page_size
+        assert stats.prefix_cache_hits <= stats.prefix_cache_queries
+
+    @invariant()
+    def cached_pages_hold_what_their_hash_says(self):
+        cache, size = self.pool.prefix_cache, self.pool.page_size
+        if cache is None:
+            return
+        for request in (*self.scheduler.running, *self.scheduler.waiting):
+            prefix = self.sources[request.request_id].cache_salt or ""
+            hashes = request.page_hashes(len(request.token_ids) // size, size)
+            for start, page in enumerate(cache.find(hashes)):
+                for offset, token in enumerate(request.token_ids[start * size : (start + 1) * size]):
+                    prefix = self.device.prefix(prefix, token)
+                    assert self.device.cells[page][offset] is prefix
+
+    def teardown(self):
+        if not hasattr(self, "scheduler"):
+            return
+        longest = self.scheduler.max_sequence_tokens
+        for _ in range(20 + 4 * longest * (1 + len(self.open))):
+            if not self.scheduler.has_unfinished() and not self.launched:
+                break
+            self.step()
+        assert not self.open, "some requests never end"
+        assert not self.scheduler.has_unfinished()
+        assert self.pool.num_in_use == 0
+        assert self.scheduler.reset_prefix_cache()
+
+
+EngineMachine.TestCase.settings = settings(
+    max_examples=200, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestScheduler = EngineMachine.TestCase
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_an_answer_is_found_again_when_the_conversation_goes_on(depth):
+    """Pages that fill up token by token are cached as well, however deep the pipeline."""
+    machine = EngineMachine()
+    machine.start(
+        num_pages=40, page_size=3, max_num_seqs=2, budget=20, chunked=True, caching=True, max_model_len=60,
+        depth=depth, salt=0,
+    )  # fmt: skip
+    chat = {"n": 1, "min_tokens": 0, "is_endless": True, "cache_salt": None, "prompt_logprobs": None, "own": []}
+    machine.add(shared=4, max_tokens=12, needs_host=False, repeat=False, **chat)
+    machine.steps(20)
+    assert not machine.open
+    machine.add(shared=0, max_tokens=1, needs_host=False, repeat=True, **chat)
+    (row,) = machine.scheduler.schedule().rows
+    assert len(row.request.token_ids) == 4 + 6
+    assert row.start == 9
+
+
+@pytest.mark.slow
+class TestSchedulerAtLength(EngineMachine.TestCase):
+    settings = settings(
+        max_examples=2000, stateful_step_count=100, deadline=None, suppress_health_check=list(HealthCheck)
+    )
