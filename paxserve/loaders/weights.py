@@ -107,13 +107,15 @@ def random_weights(abstract: nnx.State, *, seed: int, sharding: ShardingRule | N
     """The state with random parameters made on the device, equal for equal seeds."""
     key = jax.random.key(seed)
     filled = []
+    makers: dict[Any, Callable[..., jax.Array]] = {}  # one program for all parameters that are alike
     for index, (path, param) in enumerate(nnx.to_flat_state(abstract)):
-        target = param.get_value()
-        make = partial(fill, shape=target.shape, dtype=target.dtype, constant=param.get_metadata("constant"))
-        if sharding:
-            make = jax.jit(make, out_shardings=sharding(_axes(param)))
-        value = make(key, index)
-        filled.append((path, param.replace(value)))
+        target, constant = param.get_value(), param.get_metadata("constant")
+        placement = sharding and sharding(_axes(param))
+        alike = (target.shape, target.dtype, constant, placement)
+        if alike not in makers:
+            make = partial(fill, shape=target.shape, dtype=target.dtype, constant=constant)
+            makers[alike] = jax.jit(make, out_shardings=placement)
+        filled.append((path, param.replace(makers[alike](key, index))))
     return nnx.from_flat_state(filled)
 
 

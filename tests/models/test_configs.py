@@ -1,0 +1,52 @@
+"""Public configurations of each family: sizes against the published ones, without taking memory."""
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from models import find_architecture
+from models.layers.causal_lm import num_parameters
+
+CONFIGS = Path(__file__).parent / "configs"
+# Parameters as published, and bytes of a token in a bfloat16 cache: 2 x layers x kv heads x head size x 2.
+PUBLISHED = {
+    "llama-3.1-8b": (8_030_261_248, 131_072),
+    "mistral-7b-v0.3": (7_248_023_552, 131_072),
+    "qwen2.5-7b": (7_615_616_512, 57_344),
+    "qwen3-0.6b": (596_049_920, 114_688),
+    "smollm2-135m": (134_515_008, 23_040),
+    "smollm3-3b": (3_075_098_624, 73_728),
+}
+
+
+def abstract_model(name: str, execution: str) -> nnx.Module:
+    hf_config = json.loads((CONFIGS / f"{name}.json").read_text())
+    architecture = find_architecture(hf_config)
+    config = architecture.Config.from_hf(hf_config)
+    return nnx.eval_shape(
+        lambda: architecture.Model(config, dtype=jnp.bfloat16, layer_execution=execution, rngs=nnx.Rngs(0))
+    )
+
+
+def test_every_file_has_its_published_numbers():
+    assert {path.stem for path in CONFIGS.glob("*.json")} == PUBLISHED.keys()
+
+
+@pytest.mark.parametrize("execution", ["unrolled", "scanned"])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes(name, execution):
+    model = abstract_model(name, execution)
+    spec = model.cache_spec
+    cache_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * 2
+    assert (num_parameters(model), cache_bytes) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("execution", ["unrolled", "scanned"])
+def test_every_axis_has_a_name(execution):
+    for path, param in nnx.to_flat_state(nnx.state(abstract_model("qwen3-0.6b", execution))):
+        axes = param.get_metadata("out_sharding")
+        assert len(axes) == param.get_value().ndim, path
+        assert ("layers" in axes) == (execution == "scanned" and "layers" in path)
