@@ -5,6 +5,7 @@ of slots runs ahead over blocks and rows alike, so that the memory never waits f
 is in VMEM anyway to be read; there the new token joins it and goes home.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +21,8 @@ from pallas_kernels.ragged_paged_attention.tpu_tuning import LANES, Config, Shap
 from pallas_kernels.ragged_paged_attention.tpu_write import Writer, scratch_shapes
 
 FETCH_ROW, FETCH_BLOCK, ISSUED, CONSUMED, WRITTEN = range(5)
+MOST_TOGETHER = 8
+"""Heads that go through a block together; a power of 2."""
 PREFETCH = ("layer", "window", "num_decode_rows", "cu_q_lens", "kv_lens", "table")
 
 
@@ -80,7 +83,9 @@ def decode(
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(pool.shape, pool.dtype)],
         input_output_aliases={len(prefetch) + len(operands): 1},
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=config.vmem_limit_bytes
+            dimension_semantics=("parallel", "arbitrary"),
+            vmem_limit_bytes=config.vmem_limit_bytes,
+            disable_bounds_checks=True,  # page numbers are in range by contract; a check is half of a fetch's cost
         ),
         name="ragged_paged_attention_decode",
         interpret=interpret,
@@ -226,7 +231,7 @@ def _attend_row(
     shape, cursor = home.shape, scratch.cursor
     page_size, fetch_tokens = shape.page_size, ring.fetch_pages * shape.page_size
     block_pages = logits.block_pages
-    block = block_pages * page_size
+    block, together = block_pages * page_size, math.gcd(shape.num_kv_heads, MOST_TOGETHER)
     kv_len, (first_page, end_page) = rows.kv_lens[row], rows.pages(row)
     num_fetches = (end_page - first_page + ring.fetch_pages - 1) // ring.fetch_pages
     logits.reset(scratch.peak, scratch.total, scratch.acc, sinks_ref)
@@ -251,10 +256,15 @@ def _attend_row(
             start = first * page_size + j * block
             position = start + lax.broadcasted_iota(jnp.int32, (shape.group_rows, block), 1)
             visible = (position < kv_len) & (position >= rows.first_position(row))
-            for head in range(shape.num_kv_heads):
-                cached = ring.slots_ref.at[slot, pl.ds(j * block_pages, block_pages), head]
-                state = (scratch.peak.at[head], scratch.total.at[head], scratch.acc.at[head])
-                update(q_ref[local, head], cached, visible, state, logits)
+
+            def attend_heads(i: Any, _: None) -> None:
+                heads = [i * together + head for head in range(together)]
+                pages = pl.ds(j * block_pages, block_pages)
+                cached = [ring.slots_ref.at[slot, pages, head] for head in heads]
+                states = [(scratch.peak.at[head], scratch.total.at[head], scratch.acc.at[head]) for head in heads]
+                update([q_ref[local, head] for head in heads], cached, visible, states, logits)
+
+            lax.fori_loop(0, shape.num_kv_heads // together, attend_heads, None)
 
         lax.fori_loop(0, num_blocks, attend_block, None)
         cursor[CONSUMED] = cursor[CONSUMED] + 1

@@ -1,6 +1,7 @@
 """One round of online softmax over a block of cached tokens, for any number of query rows of one kv head."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -26,10 +27,7 @@ class Logits(NamedTuple):
 
     def of(self, q: Float[Array, "M H"], keys: Float[Array, "S H"]) -> Float[Array, "M S"]:
         """The logits of every query with every key."""
-        precision = lax.Precision.HIGHEST if keys.dtype == jnp.float32 else None
-        dots = lax.dot_general(
-            q, keys, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
-        )
+        dots = dot(q, keys, contract=1)
         if self.softcap is None:
             return dots * (self.scale * LOG2E)
         return jnp.tanh(dots * (self.scale / self.softcap)) * (self.softcap * LOG2E)
@@ -46,33 +44,45 @@ class Logits(NamedTuple):
 
 
 def update(
-    q: Float[Array, "M H"],
-    cached_ref: Any,
+    queries: Sequence[Float[Array, "M H"]],
+    cached_refs: Sequence[Any],
     visible: Bool[Array, "M S"] | None,
-    state: tuple[Any, Any, Any],
+    states: Sequence[tuple[Any, Any, Any]],
     logits: Logits,
 ) -> None:
-    """Take the block's tokens into a softmax whose peak, total and accumulator are in `state`'s refs."""
-    peak_ref, total_ref, acc_ref = state
+    """Take a block's tokens into the softmax of each head, whose peak, total and accumulator are refs in `states`.
+
+    Heads go through each stage together: one head alone would wait for the matrix unit at every stage.
+    """
     layout = logits.layout
-    block = cached_ref.shape[0] * cached_ref.shape[1]
-    scores = logits.of(q, cached_ref[:, :, : layout.head_lanes].reshape(block, layout.head_lanes))
-    if visible is not None:
-        scores = jnp.where(visible, scores, HIDDEN)
-    old_peak = peak_ref[...]
-    peak = jnp.maximum(old_peak, jnp.max(scores, axis=1, keepdims=True))
-    weights = jnp.exp2(scores - peak[:, :1])
-    decay = jnp.exp2(old_peak - peak)
-    peak_ref[...] = peak
-    total_ref[...] = decay * total_ref[...] + jnp.sum(weights, axis=1, keepdims=True)
+    block = cached_refs[0].shape[0] * cached_refs[0].shape[1]
     first_lane = 0 if layout.is_packed else layout.value_start
-    values = cached_ref[:, :, first_lane:].reshape(block, layout.head_lanes)
-    precision = lax.Precision.HIGHEST if values.dtype == jnp.float32 else None
-    seen = lax.dot_general(
-        weights.astype(values.dtype), values, (((1,), (0,)), ((), ())),
-        precision=precision, preferred_element_type=jnp.float32,
-    )  # fmt: skip
-    acc_ref[...] = acc_ref[...] * wide(decay, layout) + seen
+
+    scores = [
+        logits.of(q, cached_ref[:, :, : layout.head_lanes].reshape(block, layout.head_lanes))
+        for q, cached_ref in zip(queries, cached_refs, strict=True)
+    ]
+    weights, decays = [], []
+    for head_scores, (peak_ref, total_ref, _) in zip(scores, states, strict=True):
+        if visible is not None:
+            head_scores = jnp.where(visible, head_scores, HIDDEN)
+        old_peak = peak_ref[...]
+        peak = jnp.maximum(old_peak, jnp.max(head_scores, axis=1, keepdims=True))
+        weights.append(jnp.exp2(head_scores - peak[:, :1]))
+        decays.append(jnp.exp2(old_peak - peak))
+        peak_ref[...] = peak
+        total_ref[...] = decays[-1] * total_ref[...] + jnp.sum(weights[-1], axis=1, keepdims=True)
+    for head_weights, decay, cached_ref, (_, _, acc_ref) in zip(weights, decays, cached_refs, states, strict=True):
+        values = cached_ref[:, :, first_lane:].reshape(block, layout.head_lanes)
+        seen = dot(head_weights.astype(values.dtype), values, contract=0)
+        acc_ref[...] = acc_ref[...] * wide(decay, layout) + seen
+
+
+def dot(a: Float[Array, "M X"], b: Array, *, contract: int) -> Float[Array, "M Y"]:
+    """`a` times `b`, contracted over b's axis `contract`, in float32; exact products where b is float32."""
+    precision = lax.Precision.HIGHEST if b.dtype == jnp.float32 else None
+    dims = (((1,), (contract,)), ((), ()))
+    return lax.dot_general(a, b, dims, precision=precision, preferred_element_type=jnp.float32)
 
 
 def wide(x: Float[Array, "M lanes"], layout: PageLayout) -> Float[Array, "M H"]:
