@@ -7,7 +7,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int32
 
 from pallas_kernels.ragged_paged_attention.metadata import AttentionMetadata
-from pallas_kernels.ragged_paged_attention.xla_decode import visible_from
+from pallas_kernels.ragged_paged_attention.xla_decode import gather, visible_from
 from pallas_kernels.ragged_paged_attention.xla_tiling import NEGATIVE, LayerPages, Tiling, soft_cap
 
 
@@ -63,8 +63,9 @@ def attend_prefill(
             peak, total, acc = carry
             pages = lax.dynamic_slice(table, (row, step * tiling.block_pages), (1, tiling.block_pages))
             kv_positions = step * block + jnp.arange(block, dtype=jnp.int32)
-            keys = layer.keys(pages).reshape(num_kv_heads, block, head_dim)
-            values = layer.values(pages, (kv_positions < stop)[None, :]).reshape(num_kv_heads, block, head_dim)
+            exists = (kv_positions < stop)[None, :]
+            keys, values = gather(layer, pages, exists, step * block < stop)
+            keys, values = (x.reshape(num_kv_heads, block, head_dim) for x in (keys, values))
             logits = soft_cap(jnp.einsum("kqh,ksh->kqs", queries, keys), softcap)
             visible = kv_positions[None, :] <= positions[:, None]
             if window is not None:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int32
 NEGATIVE = -1e30
 """The logit of what a query may not see; finite, so that the difference of two logits stays a number."""
 
-BLOCK_BYTES = 3 * 2**19
+BLOCK_BYTES = 3 * 2**18
 """Keys of one decode iteration: these and as many values should stay in the level-2 caches of a few cores."""
 
 
@@ -34,7 +34,7 @@ def choose_tiling(
     chunk_pages = min(max(1, 64 // page_size), width)
     item_bytes = 4 * chunk_pages * page_size * num_kv_heads * head_dim
     num_items = max(1, min(4 * num_tokens, BLOCK_BYTES // item_bytes))
-    tile = max(1, min(num_tokens, 128, max(16, 1152 // num_heads // 16 * 16)))
+    tile = max(1, min(num_tokens, 64, max(16, 640 // num_heads // 16 * 16)))
     return Tiling(chunk_pages, num_items, tile, min(max(1, 128 // page_size), width))
 
 
