@@ -119,12 +119,15 @@ def remote_answer(arguments: argparse.Namespace) -> Answer:
     root = server_root(arguments.url)
     key = arguments.api_key or os.environ.get("PAXSERVE_API_KEY") or os.environ.get("OPENAI_API_KEY")
     model = getattr(arguments, "model", None) or served_model(root, key)
-    client, values = httpx.Client(**client_options(root, key)), sampling_values(arguments)
+    values = sampling_values(arguments)
 
     def answer(messages: list[Message]) -> Iterator[str]:
         body: dict[str, Any] = {"model": model, "messages": messages, "stream": True} | values
         try:
-            with client.stream("POST", f"{root}/v1/chat/completions", json=body) as response:
+            with (
+                httpx.Client(**client_options(root, key)) as client,
+                client.stream("POST", f"{root}/v1/chat/completions", json=body) as response,
+            ):
                 if response.status_code != httpx.codes.OK:
                     raise RequestError(error_text(response.read()), code=response.status_code)
                 for event in map(parse_event, response.iter_lines()):
