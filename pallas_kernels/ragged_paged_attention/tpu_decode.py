@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int32
 
 from pallas_kernels.ragged_paged_attention.tpu_pages import PageRing, clear_rows
-from pallas_kernels.ragged_paged_attention.tpu_softmax import Logits, update, wide
+from pallas_kernels.ragged_paged_attention.tpu_softmax import Logits, result, update
 from pallas_kernels.ragged_paged_attention.tpu_tuning import LANES, Config, Shape
 from pallas_kernels.ragged_paged_attention.tpu_write import Writer, scratch_shapes
 
@@ -271,7 +271,7 @@ def _attend_row(
 
     lax.fori_loop(0, num_fetches, attend_fetch, None)
     for head in range(shape.num_kv_heads):
-        out_ref[local, head] = (scratch.acc[head] / wide(scratch.total[head], shape.layout)).astype(out_ref.dtype)
+        out_ref[local, head] = result(scratch.total[head], scratch.acc[head]).astype(out_ref.dtype)
 
 
 def _join(ring: PageRing, slot: Any, last: Any, new: Any, shape: Shape) -> Any:

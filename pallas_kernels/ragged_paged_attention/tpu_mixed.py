@@ -15,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int32
 
 from pallas_kernels.ragged_paged_attention.tpu_pages import PageRing, clear_rows
-from pallas_kernels.ragged_paged_attention.tpu_softmax import Logits, update, wide
+from pallas_kernels.ragged_paged_attention.tpu_softmax import Logits, result, update
 from pallas_kernels.ragged_paged_attention.tpu_tuning import LANES, Config, Shape
 
 FETCH_TILE, FETCH_ROW, FETCH_BLOCK, ISSUED, CONSUMED, ROW = range(6)
@@ -201,9 +201,7 @@ def _kernel(refs: Any, has_sinks: bool, shape: Shape, config: Config, logits: Lo
         lax.while_loop(lambda row: plan.is_in(tile, row), take, plan.settle(tile, cursor[ROW]))
 
         def finish(head: Any, _: None) -> None:
-            total = scratch.total[head]
-            total = wide(jnp.where(total == 0.0, 1.0, total), shape.layout)
-            out_ref[head] = (scratch.acc[head] / total).astype(out_ref.dtype)
+            out_ref[head] = result(scratch.total[head], scratch.acc[head]).astype(out_ref.dtype)
 
         lax.fori_loop(0, shape.num_kv_heads, finish, None)
 

@@ -39,7 +39,8 @@ class Logits(NamedTuple):
             total_ref[...] = jnp.zeros(total_ref.shape, jnp.float32)
         else:
             peak_ref[...] = sinks_ref[...] * LOG2E
-            total_ref[...] = jnp.ones(total_ref.shape, jnp.float32)
+            lane = lax.broadcasted_iota(jnp.int32, total_ref.shape, total_ref.ndim - 1)
+            total_ref[...] = jnp.where(lane == 0, 1.0, 0.0)
         acc_ref[...] = jnp.zeros(acc_ref.shape, jnp.float32)
 
 
@@ -68,14 +69,14 @@ def update(
             head_scores = jnp.where(visible, head_scores, HIDDEN)
         old_peak = peak_ref[...]
         peak = jnp.maximum(old_peak, jnp.max(head_scores, axis=1, keepdims=True))
-        weights.append(jnp.exp2(head_scores - peak[:, :1]))
+        weights.append(jnp.exp2(head_scores - _lanes(peak, block)))
         decays.append(jnp.exp2(old_peak - peak))
         peak_ref[...] = peak
-        total_ref[...] = decays[-1] * total_ref[...] + jnp.sum(weights[-1], axis=1, keepdims=True)
+        total_ref[...] = decays[-1] * total_ref[...] + _lane_sums(weights[-1])
     for head_weights, decay, cached_ref, (_, _, acc_ref) in zip(weights, decays, cached_refs, states, strict=True):
         values = cached_ref[:, :, first_lane:].reshape(block, layout.head_lanes)
         seen = dot(head_weights.astype(values.dtype), values, contract=0)
-        acc_ref[...] = acc_ref[...] * wide(decay, layout) + seen
+        acc_ref[...] = acc_ref[...] * _lanes(decay, layout.head_lanes) + seen
 
 
 def dot(a: Float[Array, "M X"], b: Array, *, contract: int) -> Float[Array, "M Y"]:
@@ -85,6 +86,21 @@ def dot(a: Float[Array, "M X"], b: Array, *, contract: int) -> Float[Array, "M Y
     return lax.dot_general(a, b, dims, precision=precision, preferred_element_type=jnp.float32)
 
 
-def wide(x: Float[Array, "M lanes"], layout: PageLayout) -> Float[Array, "M H"]:
-    """A value that is the same in all lanes, as wide as a result."""
-    return x if layout.head_lanes == LANES else jnp.tile(x, (1, layout.head_lanes // LANES))
+def result(total: Float[Array, "M lanes"], acc: Float[Array, "M H"]) -> Float[Array, "M H"]:
+    """The softmax's result; 0 for a query that saw nothing."""
+    total = jnp.sum(total, axis=1, keepdims=True)
+    return acc / jnp.where(total == 0.0, 1.0, total)
+
+
+def _lane_sums(x: Float[Array, "M S"]) -> Float[Array, "M lanes"]:
+    """Sums whose lanes add up to the sums of x's rows: adding lanes up is dear, and is done once at the end."""
+    size = x.shape[1]
+    if size % LANES == 0:
+        return sum(x[:, i : i + LANES] for i in range(LANES, size, LANES)) + x[:, :LANES]
+    lane = lax.broadcasted_iota(jnp.int32, (x.shape[0], LANES), 1)
+    return jnp.where(lane == 0, jnp.sum(x, axis=1, keepdims=True), 0.0)
+
+
+def _lanes(x: Float[Array, "M lanes"], size: int) -> Float[Array, "M S"]:
+    """A value that is the same in all lanes, `size` lanes of it (or one, to be spread)."""
+    return jnp.tile(x, (1, size // LANES)) if size % LANES == 0 else x[:, :1]
