@@ -3,7 +3,15 @@
 import time
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from paxserve.config import EngineConfig
 from paxserve.messages import EngineOutput, EngineRequest, EngineStats, ModelInfo
@@ -58,6 +66,7 @@ class Metrics:
     """All metrics of one server, in a registry of their own."""
 
     def __init__(self, model_name: str, config: EngineConfig, info: ModelInfo) -> None:
+        disable_created_metrics()  # a second sample of each counter and histogram that no dashboard reads
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
         ProcessCollector(registry=self.registry)

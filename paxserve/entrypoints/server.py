@@ -21,6 +21,7 @@ from paxserve.engine.input_processor import InputProcessor
 from paxserve.engine.output_processor import OutputProcessor
 from paxserve.entrypoints.app import create_app
 from paxserve.entrypoints.context import ServingContext
+from paxserve.entrypoints.http_protocol import BoundedHttpProtocol
 from paxserve.entrypoints.stats_log import log_stats
 from paxserve.errors import ConfigError
 from paxserve.loaders.checkpoint import open_tokenizer
@@ -73,6 +74,8 @@ def run(
         access_log=not server_config.disable_uvicorn_access_log,
         timeout_graceful_shutdown=math.ceil(server_config.shutdown_timeout),
         server_header=False,
+        http=BoundedHttpProtocol,
+        ws="none",
     )
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         return runner.run(_serve(client, listener, engine_config, server_config, config, started))
