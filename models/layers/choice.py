@@ -32,7 +32,7 @@ def use_weight(weight: Array | LayerChoice, use: Callable[[Array], Any]) -> Any:
     return jax.lax.switch(weight.index, branches)
 
 
-def choose_layer(layers: Sequence[nnx.Module], index: Int32[Array, ""]) -> nnx.Module:
+def choose_layer(layers: Sequence[Any], index: Int32[Array, ""]) -> Any:
     """A layer whose matrices are choices among those of `layers`; smaller parameters are read from a stack."""
 
     def choose(*params: nnx.Param) -> nnx.Param:

@@ -85,7 +85,7 @@ def arrange_layers(layers: Sequence[Layer], execution: LayerExecution) -> tuple[
     stacked on a leading axis; the parameters' metadata `layers` says which layers (first, count) those are.
     """
     if execution == "unrolled":
-        return nnx.List(layers), (1,) * len(layers)
+        return nnx.List(list(layers)), (1,) * len(layers)
     if execution not in ("scanned", "looped"):
         raise ValueError(f"layer_execution must be unrolled, scanned or looped, got {execution!r}.")
     runs: list[list[Layer]] = []
@@ -174,16 +174,16 @@ def _loop_layers(
     else:
         choices = None
 
-    is_apart = isinstance(run, Sequence)
+    apart = run if isinstance(run, Sequence) else None
 
     def body(carry: tuple[Array, Any], scanned: tuple[Any, dict[str, Array]]) -> tuple[tuple[Array, Any], None]:
         (x, pool), (module, own) = carry, scanned
-        if is_apart:
-            module = choose_layer(run, own["layer"] - first)
+        if apart is not None:
+            module = choose_layer(apart, own["layer"] - first)
         rope = jax.tree.map(lambda leaf: leaf[own["rope"]], choices) if "rope" in own else choices
         window = own.get("window", traits[0].window)
         x, updated = module(x, dataclasses.replace(cache, pool=pool), own["layer"], rope, window)
         return (x, updated.pool), None
 
-    (x, pool), _ = jax.lax.scan(body, (x, cache.pool), (None if is_apart else run, varying))
+    (x, pool), _ = jax.lax.scan(body, (x, cache.pool), (None if apart is not None else run, varying))
     return x, dataclasses.replace(cache, pool=pool)

@@ -107,16 +107,20 @@ def random_weights(abstract: nnx.State, *, seed: int, sharding: ShardingRule | N
     """The state with random parameters made on the device, equal for equal seeds."""
     key = jax.random.key(seed)
     filled = []
-    makers: dict[Any, Callable[..., jax.Array]] = {}  # one program for all parameters that are alike
+    placed: dict[Sharding, Callable[..., jax.Array]] = {}
     for index, (path, param) in enumerate(nnx.to_flat_state(abstract)):
-        target, constant = param.get_value(), param.get_metadata("constant")
-        placement = sharding and sharding(_axes(param))
-        alike = (target.shape, target.dtype, constant, placement)
-        if alike not in makers:
-            make = partial(fill, shape=target.shape, dtype=target.dtype, constant=constant)
-            makers[alike] = jax.jit(make, out_shardings=placement)
-        filled.append((path, param.replace(makers[alike](key, index))))
+        make = fill
+        if sharding:
+            placement = sharding(_axes(param))
+            make = placed.setdefault(placement, _place_fill(placement))
+        target = param.get_value()
+        value = make(key, index, shape=target.shape, dtype=target.dtype, constant=param.get_metadata("constant"))
+        filled.append((path, param.replace(value)))
     return nnx.from_flat_state(filled)
+
+
+def _place_fill(placement: Sharding) -> Callable[..., jax.Array]:
+    return jax.jit(fill, static_argnames=("shape", "dtype", "constant"), out_shardings=placement)
 
 
 def _axes(param: nnx.Variable) -> tuple[str | None, ...]:

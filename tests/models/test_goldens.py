@@ -17,16 +17,15 @@ GOLDENS = (
     "qwen3",
     "smollm3_nope",
 )
-WITH_DIFFERENT_LAYERS = ("qwen2_swa_top", "smollm3_nope")
 TOLERANCE = 1e-4  # the issue asks for 1e-3; what was measured is below 3e-5
 
 
-@pytest.mark.parametrize(("execution", "backend"), [("unrolled", "xla"), ("scanned", "reference")])
+@pytest.mark.parametrize("execution", ["looped", "scanned"])
 @pytest.mark.parametrize("name", GOLDENS)
-def test_golden(name, execution, backend):
+def test_golden(name, execution):
     data = golden_data(name)
     prompts, greedy = ([data[f"{kind}_{i}"] for i in range(3)] for kind in ("prompt", "greedy"))
-    runner = PagedRunner(load_golden(name, layer_execution=execution), backend, num_rows=3, max_tokens=104)
+    runner = PagedRunner(load_golden(name, layer_execution=execution), "reference", num_rows=3, max_tokens=104)
 
     logits = runner.feed(prompts)
     for i in range(3):
@@ -36,12 +35,13 @@ def test_golden(name, execution, backend):
         logits = runner.feed([ids[step : step + 1] for ids in greedy])
 
 
-@pytest.mark.parametrize("name", WITH_DIFFERENT_LAYERS)
-def test_scanned_layers_equal_unrolled_ones(name):
+@pytest.mark.parametrize("name", ["llama_mha_bias", "qwen2_swa_top", "smollm3_nope"])
+def test_layers_may_be_run_in_any_way(name):
     prompts = [golden_data(name)[f"prompt_{i}"] for i in range(3)]
-    logits = [
-        PagedRunner(load_golden(name, layer_execution=execution), "xla", num_rows=3, max_tokens=104).feed(prompts)
-        for execution in ("unrolled", "scanned")
-    ]
-    for unrolled, scanned in zip(*logits, strict=True):
-        np.testing.assert_allclose(unrolled, scanned, rtol=0, atol=1e-5)
+    unrolled, *others = (
+        PagedRunner(load_golden(name, layer_execution=execution), "reference", num_rows=3, max_tokens=104).feed(prompts)
+        for execution in ("unrolled", "scanned", "looped")
+    )
+    for other in others:
+        for expected, logits in zip(unrolled, other, strict=True):
+            np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
