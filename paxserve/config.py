@@ -159,8 +159,8 @@ class CompileConfig:
 
     attention_backend: Literal["auto", "reference", "xla"] = "auto"
     """Implementation of paged attention; auto is the fastest one for the platform."""
-    layer_execution: Literal["auto", "unrolled", "scanned"] = "auto"
-    """Layers one after another in the program, or a loop over stacked weights; auto is unrolled on CPU."""
+    layer_execution: Literal["auto", "unrolled", "scanned", "looped"] = "auto"
+    """Layers one after another in the program, a loop over stacked weights, or a loop over separate ones (CPU)."""
     compilation_cache_dir: str | None = None
     """Folder of compiled programs, reused by later starts; by default under PAXSERVE_CACHE, "" turns it off."""
 

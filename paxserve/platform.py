@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 
@@ -36,7 +37,7 @@ class Platform:
 
 PLATFORMS = {
     "cpu": Platform(
-        kind="cpu", attention_backend="xla", layer_execution="unrolled", max_num_seqs=64, max_num_batched_tokens=512
+        kind="cpu", attention_backend="xla", layer_execution="looped", max_num_seqs=64, max_num_batched_tokens=512
     ),
     "gpu": Platform(
         kind="gpu", attention_backend="xla", layer_execution="scanned", max_num_seqs=256, max_num_batched_tokens=2048
@@ -47,18 +48,18 @@ PLATFORMS = {
 }
 
 
-def configure_jax(config: CompileConfig) -> None:
-    """Set XLA's flags and the persistent compilation cache; call before anything touches a device."""
+def configure_jax(config: CompileConfig) -> Path | None:
+    """Set XLA's flags and jax's compilation cache, before anything touches a device; returns the cache's folder."""
     present = os.environ.get("XLA_FLAGS", "")
     missing = [flag for flag in CPU_XLA_FLAGS if flag.split("=")[0] not in present]
     os.environ["XLA_FLAGS"] = " ".join([present, *missing]).strip()
     folder = config.compilation_cache_dir
     if folder is None:
         folder = str(cache_root() / "compiled")
-    if folder:
-        jax.config.update("jax_compilation_cache_dir", folder)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    if not folder:
+        return None
+    jax.config.update("jax_compilation_cache_dir", folder)
+    return Path(folder) / "programs"
 
 
 def detect_platform() -> Platform:

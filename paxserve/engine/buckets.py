@@ -11,23 +11,26 @@ def _layout(num_tokens: int, max_num_seqs: int, page_size: int, *, is_rich: bool
 
 
 def plain_layouts(max_num_batched_tokens: int, max_num_seqs: int, page_size: int) -> list[Layout]:
-    """The ladder of plain programs: doubling token counts, `max_num_seqs`, and the whole budget at the top."""
-    sizes = {max_num_batched_tokens, min(max_num_seqs, max_num_batched_tokens)}
-    size = 1
-    while size < max_num_batched_tokens:
-        sizes.add(size)
-        size *= 2
-    return [_layout(size, max_num_seqs, page_size, is_rich=False) for size in sorted(sizes)]
+    """The ladder of plain programs: one token, then from 8 on in doublings, `max_num_seqs`, and the budget at the top.
+
+    2 to 4 tokens are left out because they take as long as 8 on every device: the weights are read once in each case.
+    """
+    sizes = _ladder(8, 2, max_num_batched_tokens, max_num_seqs)
+    return [_layout(size, max_num_seqs, page_size, is_rich=False) for size in sizes]
 
 
 def rich_layouts(max_num_batched_tokens: int, max_num_seqs: int, page_size: int) -> list[Layout]:
     """A coarser ladder for steps with log-probabilities, penalties or biases, which are rarer."""
-    sizes = {max_num_batched_tokens, min(max_num_seqs, max_num_batched_tokens)}
-    size = 1
-    while size < max_num_batched_tokens:
-        sizes.add(size)
-        size *= 8
-    return [_layout(size, max_num_seqs, page_size, is_rich=True) for size in sorted(sizes)]
+    sizes = _ladder(8, 8, max_num_batched_tokens, max_num_seqs)
+    return [_layout(size, max_num_seqs, page_size, is_rich=True) for size in sizes]
+
+
+def _ladder(first: int, factor: int, budget: int, max_num_seqs: int) -> list[int]:
+    sizes = {1, budget, min(max_num_seqs, budget)}
+    while first < budget:
+        sizes.add(first)
+        first *= factor
+    return sorted(sizes)
 
 
 def smallest_fitting(layouts: list[Layout], num_tokens: int, num_rows: int) -> Layout:

@@ -40,7 +40,7 @@ class EngineCore:
 
     def __init__(self, config: EngineConfig) -> None:
         clock = _PhaseClock()
-        configure_jax(config.compile)
+        cache_folder = configure_jax(config.compile)
         platform = detect_platform()
         config = resolve(config, platform)
         checkpoint = open_checkpoint(config.model)
@@ -58,7 +58,7 @@ class EngineCore:
         clock.end("load")
         num_pages = _num_pages(config, platform, model.cache_spec, max_model_len)
         self.runner = ModelRunner(model, config, num_pages=num_pages, max_model_len=max_model_len)
-        self.runner.compile()
+        self.runner.compile(cache_folder)
         clock.end("compile")
         max_num_seqs, budget = config.scheduler.limits
         pool = PagePool(num_pages, config.cache.block_size, enable_prefix_caching=config.cache.enable_prefix_caching)

@@ -2,8 +2,10 @@
 
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +19,7 @@ from paxserve.config import EngineConfig
 from paxserve.engine.batch import Layout, SlotTable, needs_rich, pack
 from paxserve.engine.buckets import plain_layouts, rich_layouts, smallest_fitting
 from paxserve.engine.logit_bias import BiasState, bias_row, bias_state
+from paxserve.engine.program_cache import ProgramCache
 from paxserve.engine.request import Request
 from paxserve.engine.scheduler import RowResult, ScheduledStep
 from paxserve.engine.step import DeviceState, RichState, StepOutput, StepShape, make_step
@@ -66,6 +69,7 @@ class ModelRunner:
             dtype=jnp.dtype(config.model.dtype if kv_dtype == "auto" else kv_dtype),
         )  # fmt: skip
         self._num_pages = num_pages
+        self._identity = (type(model), model.config, max_model_len, config.compile.layer_execution)  # type: ignore[attr-defined]
         self._slots = SlotTable(self.shape.num_slots, max_pages)
         self._bias_states: dict[int, tuple[Request, BiasState]] = {}
         sizes = (budget, num_slots, cache.block_size)
@@ -82,12 +86,14 @@ class ModelRunner:
 
     # Start
 
-    def compile(self) -> None:
-        """Allocate the device state and compile every program; nothing compiles afterwards."""
+    def compile(self, cache_folder: Path | None) -> None:
+        """Allocate the device state and compile every program (or load it); nothing compiles afterwards."""
         started = time.perf_counter()
         shape = self.shape
         size = shape.num_slots * shape.width
         self._pool = jax.jit(self._make_pool)()
+        arrays = [(leaf.shape, str(leaf.dtype)) for leaf in (*self._weights, *jax.tree.leaves(self._pool))]
+        cache = ProgramCache(cache_folder, *self._identity, shape, arrays)
         self._state = DeviceState(jnp.zeros(size, jnp.int32), jnp.zeros(shape.num_slots, jnp.int32))
         slots_by_vocab = (shape.num_slots, shape.vocab_size)
         self._rich = RichState(
@@ -96,13 +102,14 @@ class ModelRunner:
             jnp.zeros(slots_by_vocab, bool),
         )
         with ThreadPoolExecutor(max_workers=4) as executor:
-            jobs = {key: executor.submit(job) for key, job in self._compile_jobs().items()}
+            jobs = {key: executor.submit(cache.get, repr(key), job) for key, job in self._compile_jobs().items()}
             self._programs = {key: job.result() for key, job in jobs.items()}
-        logger.info("Compiled %d programs in %.1f s", len(self._programs), time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        logger.info("%d programs in %.1f s, %d of them compiled before", len(jobs), seconds, cache.num_loaded)
 
-    def _compile_jobs(self) -> dict[Any, Any]:
+    def _compile_jobs(self) -> dict[Any, Callable[[], Any]]:
         """What to compile, by key: a layout for a step, a name for a helper."""
-        jobs: dict[Any, Any] = {
+        jobs: dict[Any, Callable[[], Any]] = {
             layout: partial(self._compile_step, layout) for layout in (*self._plain, *self._rich_layouts)
         }
         shape, abstract = self.shape, jax.ShapeDtypeStruct

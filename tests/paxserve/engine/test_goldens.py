@@ -63,7 +63,7 @@ def test_golden(name, page_size, budget):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "page_size", "budget"), itertools.product(GOLDENS, PAGE_SIZES, BUDGETS))
+@pytest.mark.parametrize(("name", "page_size", "budget"), [*itertools.product(GOLDENS, PAGE_SIZES, BUDGETS)])
 @pytest.mark.parametrize("caching", [True, False])
 def test_golden_matrix(name, page_size, budget, caching):
     core = make_core(name, block_size=page_size, max_num_batched_tokens=budget, enable_prefix_caching=caching)
