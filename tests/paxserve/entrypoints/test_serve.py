@@ -1,12 +1,8 @@
 """The server as a process of its own, with a scripted core in another."""
 
 import json
-import os
-import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,21 +16,8 @@ from paxserve.entrypoints.serve import listen, run_server
 from paxserve.entrypoints.server import read_chat_template
 from paxserve.errors import ConfigError
 from tests.paxserve.fake_core import CRASH, SCRIPT, VANISH
+from tests.paxserve.running_server import RunningServer, wait_gone
 from tests.small_tokenizers import CHATML, byte_level_tokenizer
-
-PROGRAM = """
-import json, sys
-from paxserve.config import EngineConfig, ModelConfig, ServerConfig
-from paxserve.entrypoints.serve import run_server
-from paxserve.errors import PaxserveError
-model, server = json.loads(sys.argv[1])
-try:
-    status = run_server(EngineConfig(model=ModelConfig(model=model)), ServerConfig(**server), core=sys.argv[2])
-except PaxserveError as error:
-    status = f"paxserve: {error}"
-print("heavy modules:", sorted({"jax", "flax", "torch", "transformers"} & set(sys.modules)), flush=True)
-sys.exit(status)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -45,77 +28,6 @@ def folder(tmp_path_factory) -> Path:
     config = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": CHATML}
     (path / "tokenizer_config.json").write_text(json.dumps(config))
     return path
-
-
-class RunningServer:
-    """A server process; leaving the block kills it and checks that nothing of it is left."""
-
-    def __init__(self, model: Path, *, core: str = "tests.paxserve.fake_core:FakeCore", step: float = 0.001, **server):
-        arguments = json.dumps([str(model), {"port": 0, "served_model_name": ["fake"], **server}])
-        self.log = ""
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, arguments, core],
-            env={**os.environ, "FAKE_CORE_STEP_SECONDS": str(step), "FAKE_CORE_START_SECONDS": "0.1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def __enter__(self) -> "RunningServer":
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        core = self.core_pids()
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        wait_gone(core)
-
-    def wait_ready(self) -> str:
-        """The address, once it answers."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.log += line
-            if found := re.search(r"Serving fake on (http://\S+)", line):
-                url = found[1]
-                break
-        else:
-            raise AssertionError(f"The server ended:\n{self.log}")
-        with httpx.Client() as http:
-            for _ in range(100):
-                try:
-                    if http.get(f"{url}/health").status_code == 200:
-                        return url
-                except httpx.TransportError:
-                    time.sleep(0.02)
-        raise AssertionError("The server is not healthy.")
-
-    def wait_exit(self) -> int:
-        """The exit status."""
-        rest, _ = self.process.communicate(timeout=20)
-        self.log += rest
-        return self.process.returncode
-
-    def core_pids(self) -> list[int]:
-        """The children of the server."""
-        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [int(pid) for pid in path.read_text().split()] if path.exists() else []
-
-
-def wait_gone(pids: list[int]) -> None:
-    """Return when none of the processes is running; within the 10 seconds that are promised."""
-    deadline = time.monotonic() + 10
-    while alive := [pid for pid in pids if is_running(pid)]:
-        assert time.monotonic() < deadline, f"still running: {alive}"
-        time.sleep(0.02)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.fixture(scope="module")
