@@ -42,7 +42,8 @@ def list_items(
     # Whole iterations, so that slices of the list never have to be clamped.
     num_items = -(-num_rows * chunks_per_row // tiling.num_items) * tiling.num_items
     items = jnp.arange(num_items, dtype=jnp.int32)
-    rows = jnp.sum(ends[None, :] <= items[:, None], axis=1, dtype=jnp.int32)
+    # An item's row is the number of rows that end at or before it.
+    rows = jnp.cumsum(jnp.zeros(num_items, jnp.int32).at[ends].add(1, mode="drop"), dtype=jnp.int32)
     own = jnp.minimum(rows, num_rows - 1)
     # Items of row r run from ends[r - 1] on; adding what the chunks skipped gives the chunk's number in its row.
     before = jnp.where(own > 0, ends[own - 1], 0)

@@ -1,5 +1,6 @@
 """Attention of rows with several query tokens: a loop over tiles of queries, each over the keys that it can see."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -9,6 +10,9 @@ from jaxtyping import Array, Float, Int32
 from pallas_kernels.ragged_paged_attention.metadata import AttentionMetadata
 from pallas_kernels.ragged_paged_attention.xla_decode import gather, visible_from
 from pallas_kernels.ragged_paged_attention.xla_tiling import NEGATIVE, LayerPages, Tiling, soft_cap
+
+Carry = tuple[Float[Array, "K G tile"], Float[Array, "K G tile"], Float[Array, "K G tile H"]]
+"""Largest logit, sum of exponentials, and weighted sum of values of each query so far."""
 
 
 class PrefillTiles(NamedTuple):
@@ -44,10 +48,12 @@ def attend_prefill(
     sinks: Float[Array, " N"] | None,
 ) -> Float[Array, "T+tile N H"]:
     """`out` with the attention, in float32, of the tiles' scaled query tokens filled in."""
-    _, num_heads, head_dim = q.shape
+    num_heads, head_dim = q.shape[1:]
     num_kv_heads, tile, page_size = layer.num_kv_heads, tiling.tile, layer.page_size
-    groups, block = num_heads // num_kv_heads, tiling.block_pages * page_size
-    table = jnp.pad(metadata.page_table, ((0, 0), (0, tiling.block_pages - 1)))
+    groups = num_heads // num_kv_heads
+    # Far from the tile's own tokens blocks are larger and, without a window, need no mask.
+    far_pages, edge_pages = 2 * tiling.edge_pages, tiling.edge_pages
+    table = jnp.pad(metadata.page_table, ((0, 0), (0, far_pages - 1)))
 
     def attend_tile(index: Array, out: Array) -> Array:
         row, first_token = tiles.rows[index], tiles.first_tokens[index]
@@ -55,23 +61,23 @@ def attend_prefill(
         last_token, kv_len = metadata.cu_q_lens[row + 1], metadata.kv_lens[row]
         positions = kv_len - last_token + tokens
         stop = jnp.minimum(positions[0] + tile, kv_len)
-        first_block = 0 if window is None else visible_from(positions[0] + 1, window) // block
         queries = lax.dynamic_slice_in_dim(q, first_token, tile).reshape(tile, num_kv_heads, groups, head_dim)
         queries = jnp.transpose(queries, (1, 2, 0, 3)).reshape(num_kv_heads, groups * tile, head_dim)
 
-        def attend_block(step: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        def attend_block(num_pages: int, is_masked: bool, step: Array, carry: Carry) -> Carry:
             peak, total, acc = carry
-            pages = lax.dynamic_slice(table, (row, step * tiling.block_pages), (1, tiling.block_pages))
+            block = num_pages * page_size
+            pages = lax.dynamic_slice(table, (row, step * num_pages), (1, num_pages))
             kv_positions = step * block + jnp.arange(block, dtype=jnp.int32)
-            exists = (kv_positions < stop)[None, :]
-            keys, values = gather(layer, pages, exists, step * block < stop)
+            keys, values = gather(layer, pages, (kv_positions < stop)[None, :], step * block < stop)
             keys, values = (x.reshape(num_kv_heads, block, head_dim) for x in (keys, values))
             logits = soft_cap(jnp.einsum("kqh,ksh->kqs", queries, keys), softcap)
-            visible = kv_positions[None, :] <= positions[:, None]
-            if window is not None:
-                visible &= kv_positions[None, :] >= visible_from(positions + 1, window)[:, None]
             logits = logits.reshape(num_kv_heads, groups, tile, block)
-            logits = jnp.where(visible[None, None], logits, NEGATIVE)
+            if is_masked:
+                visible = kv_positions[None, :] <= positions[:, None]
+                if window is not None:
+                    visible &= kv_positions[None, :] >= visible_from(positions + 1, window)[:, None]
+                logits = jnp.where(visible[None, None], logits, NEGATIVE)
             new_peak = jnp.maximum(peak, jnp.max(logits, axis=-1))
             # A query that has seen nothing yet has a peak of NEGATIVE, and must not count what it may not see.
             weights = jnp.exp(logits - jnp.maximum(new_peak, 0.5 * NEGATIVE)[..., None])
@@ -80,13 +86,13 @@ def attend_prefill(
             new = jnp.einsum("kqs,ksh->kqh", weights.reshape(num_kv_heads, groups * tile, block), values)
             return new_peak, total, acc * decay[..., None] + new.reshape(acc.shape)
 
-        shape = (num_kv_heads, groups, tile)
-        peak, total = jnp.full(shape, NEGATIVE), jnp.zeros(shape)
-        if sinks is not None:
-            peak = jnp.broadcast_to(sinks.astype(jnp.float32).reshape(num_kv_heads, groups, 1), shape)
-            total = total + 1.0
-        carry = (peak, total, jnp.zeros((*shape, head_dim)))
-        _, total, acc = lax.fori_loop(first_block, (stop + block - 1) // block, attend_block, carry)
+        carry = start(sinks, (num_kv_heads, groups, tile), head_dim)
+        far, edge = far_pages * page_size, edge_pages * page_size
+        first = 0 if window is None else visible_from(positions[0] + 1, window) // far
+        num_far = (positions[0] + 1) // far
+        carry = lax.fori_loop(first, num_far, partial(attend_block, far_pages, window is not None), carry)
+        num_edge = (stop + edge - 1) // edge
+        _, total, acc = lax.fori_loop(2 * num_far, num_edge, partial(attend_block, edge_pages, True), carry)
         result = acc / jnp.where(total > 0, total, 1.0)[..., None]
         result = jnp.transpose(result, (2, 0, 1, 3)).reshape(tile, num_heads, head_dim)
         old = lax.dynamic_slice_in_dim(out, first_token, tile)
@@ -94,3 +100,11 @@ def attend_prefill(
         return lax.dynamic_update_slice_in_dim(out, new, first_token, axis=0)
 
     return lax.fori_loop(0, tiles.num_needed, attend_tile, out)
+
+
+def start(sinks: Float[Array, " N"] | None, shape: tuple[int, int, int], head_dim: int) -> Carry:
+    """Peak, total and sum of a softmax that has seen nothing but the sinks."""
+    peak, total, acc = jnp.full(shape, NEGATIVE), jnp.zeros(shape), jnp.zeros((*shape, head_dim))
+    if sinks is None:
+        return peak, total, acc
+    return jnp.broadcast_to(sinks.astype(jnp.float32).reshape(*shape[:2], 1), shape), total + 1.0, acc

@@ -23,8 +23,8 @@ class Tiling(NamedTuple):
     """Decode items an iteration."""
     tile: int
     """Query tokens of a prefill tile."""
-    block_pages: int
-    """Pages of keys that a prefill tile meets an iteration."""
+    edge_pages: int
+    """Pages of keys that a prefill tile meets an iteration near its own tokens; twice as many further back."""
 
 
 def choose_tiling(
@@ -35,7 +35,7 @@ def choose_tiling(
     item_bytes = 4 * chunk_pages * page_size * num_kv_heads * head_dim
     num_items = max(1, min(4 * num_tokens, BLOCK_BYTES // item_bytes))
     tile = max(1, min(num_tokens, 64, max(16, 640 // num_heads // 16 * 16)))
-    return Tiling(chunk_pages, num_items, tile, min(max(1, 128 // page_size), width))
+    return Tiling(chunk_pages, num_items, tile, chunk_pages)
 
 
 class LayerPages(NamedTuple):

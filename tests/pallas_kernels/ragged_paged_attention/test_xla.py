@@ -95,5 +95,5 @@ def test_bfloat16_bits_are_moved_faithfully():
 def test_tilings_fit_every_shape(num_tokens, num_heads, page_size, width):
     tiling = choose_tiling(num_tokens, num_heads, num_heads, 64, page_size, width)
     assert min(tiling) >= 1
-    assert max(tiling.chunk_pages, tiling.block_pages) <= width
+    assert max(tiling.chunk_pages, tiling.edge_pages) <= width
     assert tiling.tile <= num_tokens
