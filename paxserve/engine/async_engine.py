@@ -143,10 +143,14 @@ class AsyncEngine:
         except RequestError:
             self.output_processor.abort(added)
             raise
-        for request in requests:
-            self._streams[request.request_id] = stream
-            self.metrics.requests.begin(request)
-            self.client.add_request(request)
+        try:
+            for request in requests:
+                self._streams[request.request_id] = stream
+                self.metrics.requests.begin(request)
+                self.client.add_request(request)
+        except BaseException:
+            stream.close()  # all of them or none: what was sent already is aborted
+            raise
         return stream
 
     async def generate(

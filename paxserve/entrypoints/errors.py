@@ -52,6 +52,8 @@ class ErrorBody(msgspec.Struct):
 
 def error_body(message: str, code: int, param: str | None = None, kind: str | None = None) -> ErrorBody:
     """The error body for a status code."""
+    # What a client sent may be quoted here, and need not be text that can be sent back.
+    message = message.encode("utf-8", "backslashreplace").decode()
     return ErrorBody(ErrorInfo(message, kind or ERROR_TYPES.get(code, "Error"), param, code))
 
 

@@ -12,6 +12,7 @@ from paxserve.sampling_params import SamplingParams
 MAX_STOP_STRINGS = 4
 MAX_CACHE_SALT = 128
 MAX_REQUEST_ID = 128
+MAX_TEXT_LENGTH = 2**31
 
 TokenIds = Annotated[list[StrictInt], Field(fail_fast=True)]
 
@@ -43,7 +44,10 @@ SAMPLING_FIELDS = (
 class ApiModel(BaseModel):
     """Base of request bodies: finite numbers only, and fields that are not declared are kept to be judged."""
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
+    # A limit on strings, far above the one on bodies: with one, pydantic also refuses halves of surrogate pairs.
+    model_config = ConfigDict(
+        extra="allow", allow_inf_nan=False, protected_namespaces=(), str_max_length=MAX_TEXT_LENGTH
+    )
 
     model: str | None = None
 

@@ -170,3 +170,14 @@ def test_long_texts_are_tokenized_beside_the_event_loop():
     length, ticks = run(test)
     assert length == 5
     assert ticks > 5
+
+
+def test_a_request_that_cannot_be_sent_leaves_nothing_behind():
+    async def test(served: Serving):
+        requests = await served.engine.prepare_all("a", ["Hello", "there"], SamplingParams(max_tokens=400))
+        requests[1].cache_salt = "\ud800"
+        with pytest.raises(UnicodeEncodeError):
+            served.engine.submit(requests, OutputKind.DELTA)
+        return served.engine.num_unfinished, served.engine.output_processor.num_unfinished, served.core.choices
+
+    assert run(test) == (0, 0, {})

@@ -63,6 +63,26 @@ def test_fields_out_of_range_are_refused_before_anything_runs(fields):
         assert not added
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"prompt": TEXT}', '{"prompt": "x", "stop": TEXT}', '{"prompt": "x", "stop": [TEXT]}',
+        '{"prompt": "x", "model": TEXT}', '{"prompt": "x", TEXT: 1}', '{"prompt": "x", "bad_words": [TEXT]}',
+        '{"prompt": "x", "max_tokens": TEXT}', '{"prompt": "x", "logit_bias": {TEXT: 1}}',
+        '{"prompt": ["x", TEXT]}', '{"prompt": "x", "cache_salt": TEXT}', '{"prompt": "x", "request_id": TEXT}',
+    ],
+)  # fmt: skip
+def test_half_a_character_is_refused_and_leaves_nothing_behind(body):
+    async def test(served: Serving):
+        raw = body.replace("TEXT", '"\\ud800x"').encode()
+        response = await served.http.post("/v1/completions", content=raw, headers={"Content-Type": "application/json"})
+        return response, served.engine.num_unfinished, served.engine.output_processor.num_unfinished
+
+    response, unfinished, processing = run(test)
+    check_shape(response, 400)
+    assert (unfinished, processing) == (0, 0)
+
+
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 @pytest.mark.parametrize("field", ["temperature", "presence_penalty", "top_p", "max_tokens"])
 def test_numbers_that_are_not_finite_are_refused(number, field):
