@@ -14,12 +14,20 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 
+SEPARATORS = [(mark.encode(), f"\\u{ord(mark):04x}".encode()) for mark in "\x85\u2028\u2029"]
+"""Ends of lines to Python's `splitlines`, and so to clients made with it, though not to the event stream's rules.
+All others are control characters, which JSON escapes anyway."""
+
 _encoder = msgspec.json.Encoder()
 
 
 def event(payload: Any) -> bytes:
-    """One event with a JSON payload."""
-    return b"data: " + _encoder.encode(payload) + b"\n\n"
+    """One event with a JSON payload, free of every character at which some client breaks lines."""
+    text = _encoder.encode(payload)
+    if b"\xc2\x85" in text or b"\xe2\x80" in text:
+        for separator, escape in SEPARATORS:
+            text = text.replace(separator, escape)
+    return b"data: " + text + b"\n\n"
 
 
 class EventStream(Response):

@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from paxserve.entrypoints.sse import event
 from tests.paxserve.serving import Serving, run
 
 
@@ -97,3 +98,10 @@ def test_a_slow_client_holds_up_nobody_and_loses_nothing():
     assert "".join(event["choices"][0]["text"] for event in events) == text
     assert sum(len(event["choices"][0]["token_ids"]) for event in events) == 200
     assert len(events) < 150
+
+
+def test_events_hold_nothing_that_anybody_takes_for_the_end_of_a_line():
+    text = "".join(map(chr, range(0x3000))) + "’“”"
+    written = event({"text": text}).decode()
+    assert written.splitlines() == [written[:-2], ""]
+    assert json.loads(written.removeprefix("data: ")) == {"text": text}
