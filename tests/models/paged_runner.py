@@ -60,7 +60,8 @@ class PagedRunner:
         self.page_table = np.arange(num_rows * width, dtype=np.int32)[::-1].reshape(width, num_rows).T
         self.lengths = np.zeros(num_rows, np.int32)
 
-        @functools.partial(jax.jit, donate_argnums=1)
+        # Compiling takes nearly all of the tests' time, and less without optimisation.
+        @functools.partial(jax.jit, donate_argnums=1, compiler_options={"xla_backend_optimization_level": 0})
         def step(state, pool, batch, metadata):
             model = nnx.merge(graphdef, state)
             hidden, cache = model(batch, PagedKVCache(pool, metadata, backend))
