@@ -53,7 +53,8 @@ def ragged_paged_attention(
 ) -> tuple[Float[Array, "T N H"], Float[Array, "L pages K page_size C"]]:
     """Attention of every query token, and the pool with this step's keys and values.
 
-    Queries are rounded to the pool's dtype before they meet the keys, as are probabilities before the values.
+    Queries are rounded to the pool's dtype before they meet the keys, as are probabilities before the values. A page
+    that a decode row writes must be read by no other decode row of the same step.
     """
     (num_tokens, num_heads, head_dim), num_kv_heads = q.shape, k.shape[1]
     num_rows, width = metadata.page_table.shape
@@ -69,40 +70,30 @@ def ragged_paged_attention(
         "kv_lens": metadata.kv_lens,
         "table": metadata.page_table.reshape(-1),
     }
-    new = _place_new(k, v, shape.layout).astype(pool.dtype).astype(jnp.float32)
-    groups = shape.groups
-    # [T, K, G, lanes]
-    queries = _pad_last(q.reshape(num_tokens, num_kv_heads, groups, head_dim), shape.layout.head_lanes)
-    queries = queries.astype(pool.dtype)
+    new = _place_new(k, v, shape.layout).astype(pool.dtype)
+    padding = -num_tokens % (config.query_tokens * chip.num_cores)
+    queries = _pad_last(q.reshape(num_tokens, num_kv_heads, shape.groups, head_dim), shape.layout.head_lanes)
+    queries = jnp.pad(queries, ((0, padding), (0, 0), (0, 0), (0, 0))).astype(pool.dtype)  # [T, K, G, lanes]
 
-    num_decode = min(num_rows, num_tokens)
-    extra = shape.group_rows - groups
-    decode_out, pool = tpu_decode.decode(
-        jnp.pad(queries[:num_decode], ((0, 0), (0, 0), (0, extra), (0, 0))),
-        new[:num_decode],
-        tpu_write.pad_new(new, config.write_tokens),
+    decoded, pool = tpu_decode.decode(
+        queries,
+        jnp.pad(new, ((0, padding), (0, 0), (0, 0))),
+        tpu_write.pad_new(new.astype(jnp.float32), config.write_tokens),
         pool,
-        _spread_sinks(sinks, num_kv_heads, 1, extra),
+        _spread_sinks(sinks, num_kv_heads, 1),
         scalars, shape, config, Logits(scale, softcap, shape.layout, config.decode_block_pages),
         chip.num_cores, interpret,
     )  # fmt: skip
-
-    padding = -num_tokens % config.query_tokens
-    tiles = jnp.pad(jnp.moveaxis(queries, 0, 1), ((0, 0), (0, padding), (0, 0), (0, 0)))
-    mixed_out = tpu_mixed.mixed(
-        tiles.reshape(num_kv_heads, -1, tiles.shape[-1]),
+    out = tpu_mixed.mixed(
+        queries,
+        decoded,
         pool,
-        _spread_sinks(sinks, num_kv_heads, config.query_tokens, 0),
+        _spread_sinks(sinks, num_kv_heads, config.query_tokens),
         scalars, shape, config, Logits(scale, softcap, shape.layout, config.mixed_block_pages),
         chip.num_cores, interpret,
     )  # fmt: skip
-    mixed_out = jnp.moveaxis(mixed_out.reshape(num_kv_heads, -1, groups, tiles.shape[-1])[:, :num_tokens], 0, 1)
-
-    decode_out = jnp.pad(decode_out[:, :, :groups], ((0, num_tokens - num_decode), (0, 0), (0, 0), (0, 0)))
-    is_decode = (jnp.arange(num_tokens) < metadata.num_decode_rows)[:, None, None, None]
     first = shape.layout.result_start
-    out = jnp.where(is_decode, decode_out, mixed_out)[..., first : first + head_dim]
-    return out.reshape(q.shape).astype(q.dtype), pool
+    return out[:num_tokens, :, :, first : first + head_dim].reshape(q.shape).astype(q.dtype), pool
 
 
 def _pad_last(x: jax.Array, size: int) -> jax.Array:
@@ -116,10 +107,10 @@ def _place_new(k: Float[Array, "T K H"], v: Float[Array, "T K H"], layout: PageL
 
 
 def _spread_sinks(
-    sinks: Float[Array, " N"] | None, num_kv_heads: int, repeats: int, extra: int
+    sinks: Float[Array, " N"] | None, num_kv_heads: int, repeats: int
 ) -> Float[Array, "K rows lanes"] | None:
     """The sink of every query row of a kv head, in all lanes."""
     if sinks is None:
         return None
-    rows = jnp.pad(sinks.astype(jnp.float32).reshape(num_kv_heads, -1), ((0, 0), (0, extra)))
-    return jnp.broadcast_to(jnp.tile(rows, (1, repeats))[:, :, None], (num_kv_heads, rows.shape[1] * repeats, LANES))
+    rows = jnp.tile(sinks.astype(jnp.float32).reshape(num_kv_heads, -1), (1, repeats))
+    return jnp.broadcast_to(rows[:, :, None], (*rows.shape, LANES))

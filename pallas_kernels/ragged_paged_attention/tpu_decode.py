@@ -43,8 +43,8 @@ class Scratch(NamedTuple):
 
 
 def decode(
-    q: Float[Array, "Rd K G H"],
-    new: Float[Array, "Rd K C"],
+    q: Float[Array, "T K G H"],
+    new: Float[Array, "T K C"],
     all_new: Float[Array, "K padded C"],
     pool: Float[Array, "L pages K page_size C"],
     sinks: Float[Array, "K G lanes"] | None,
@@ -54,12 +54,10 @@ def decode(
     logits: Logits,
     num_cores: int,
     interpret: Any,
-) -> tuple[Float[Array, "Rd K G H"], Float[Array, "L pages K page_size C"]]:
-    """Results of the decode rows (those of other rows are arbitrary), and the pool with every new token written."""
+) -> tuple[Float[Array, "T K G H"], Float[Array, "L pages K page_size C"]]:
+    """Results of the decode rows' tokens (of others', anything at all), and the pool with every new token written."""
     rows = config.decode_rows
-    steps = -(-q.shape[0] // (rows * num_cores))
-    padding = steps * rows * num_cores - q.shape[0]
-    q, new = (jnp.pad(x, ((0, padding), *[(0, 0)] * (x.ndim - 1))) for x in (q, new))
+    steps = -(-min(shape.num_rows, shape.num_tokens) // (rows * num_cores))
 
     def block(x: jax.Array) -> pl.BlockSpec:
         zeros = (0,) * (x.ndim - 1)
@@ -71,7 +69,7 @@ def decode(
         operands.append(sinks)
         specs.append(pl.BlockSpec(sinks.shape, lambda *_: (0, 0, 0)))
     prefetch = [scalars[name] for name in PREFETCH]
-    out, pool = pl.pallas_call(
+    return pl.pallas_call(
         lambda *refs: _kernel(refs, sinks is not None, shape, config, logits, num_cores),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(prefetch),
@@ -90,18 +88,17 @@ def decode(
         name="ragged_paged_attention_decode",
         interpret=interpret,
     )(*prefetch, *operands, pool)
-    return out[: out.shape[0] - padding], pool
 
 
 def _scratch_shapes(shape: Shape, config: Config) -> Scratch:
-    heads, group, layout = shape.num_kv_heads, shape.group_rows, shape.layout
+    heads, groups, layout = shape.num_kv_heads, shape.groups, shape.layout
     slot = (config.num_slots, config.decode_fetch_pages, heads, config.page_size, layout.lanes)
     return Scratch(
         pltpu.VMEM(slot, shape.pool_dtype),
         pltpu.VMEM((2, heads, shape.tile_rows, layout.lanes), shape.pool_dtype),
-        pltpu.VMEM((heads, group, LANES), jnp.float32),
-        pltpu.VMEM((heads, group, LANES), jnp.float32),
-        pltpu.VMEM((heads, group, layout.head_lanes), jnp.float32),
+        pltpu.VMEM((heads, groups, LANES), jnp.float32),
+        pltpu.VMEM((heads, groups, LANES), jnp.float32),
+        pltpu.VMEM((heads, groups, layout.head_lanes), jnp.float32),
         pltpu.SMEM((8,), jnp.int32),
         pltpu.SemaphoreType.DMA((config.num_slots,)),
         pltpu.SemaphoreType.DMA((2,)),
@@ -164,12 +161,12 @@ def _kernel(refs: Any, has_sinks: bool, shape: Shape, config: Config, logits: Lo
         for i in range(5):
             cursor[i] = 0
         cursor[FETCH_ROW] = core * config.decode_rows
-        for _ in range(ring.num_slots - 1):
-            fetch_next()
         Writer(
             rows.num_decode, core, num_cores, cu_q_lens_ref, kv_lens_ref, table_ref, shape.table_width,
             all_new_ref, pool_ref, layer, scratch.new, scratch.rows, scratch.copied,
         ).run()  # fmt: skip
+        for _ in range(ring.num_slots - 1):
+            fetch_next()
 
     home = _Home(scratch.tiles, scratch.written, pool_ref, layer, table_ref, shape)
 
@@ -247,14 +244,14 @@ def _attend_row(
         @pl.when(i == num_fetches - 1)
         def _() -> None:
             count = cursor[WRITTEN]
-            home.write(count, row, kv_len - 1, _join(ring, slot, valid - 1, new_ref[local], shape))
+            home.write(count, row, kv_len - 1, _join(ring, slot, valid - 1, new_ref[local].astype(jnp.float32), shape))
             cursor[WRITTEN] = count + 1
             first_lane = 0 if shape.layout.is_packed else shape.layout.value_start
             clear_rows(ring.slots_ref, slot, valid, num_blocks * block, shape.tile_rows, first_lane)
 
         def attend_block(j: Any, _: None) -> None:
             start = first * page_size + j * block
-            position = start + lax.broadcasted_iota(jnp.int32, (shape.group_rows, block), 1)
+            position = start + lax.broadcasted_iota(jnp.int32, (shape.groups, block), 1)
             visible = (position < kv_len) & (position >= rows.first_position(row))
 
             def attend_heads(i: Any, _: None) -> None:

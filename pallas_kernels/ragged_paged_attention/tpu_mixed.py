@@ -23,7 +23,8 @@ PREFETCH = ("layer", "window", "num_decode_rows", "cu_q_lens", "kv_lens", "table
 
 
 def mixed(
-    q: Float[Array, "K TG H"],
+    q: Float[Array, "T K G H"],
+    decoded: Float[Array, "T K G H"],
     pool: Float[Array, "L pages K page_size C"],
     sinks: Float[Array, "K rows lanes"] | None,
     scalars: dict[str, Int32[Array, "..."]],
@@ -32,20 +33,16 @@ def mixed(
     logits: Logits,
     num_cores: int,
     interpret: Any,
-) -> Float[Array, "K TG H"]:
-    """Results of every token behind the decode rows'; those of the decode rows' tokens are arbitrary."""
-    height = config.query_tokens * shape.groups
-    num_tiles = q.shape[1] // height
-    steps = -(-num_tiles // num_cores)
-    padding = (steps * num_cores - num_tiles) * height
-    q = jnp.pad(q, ((0, 0), (0, padding), (0, 0)))
-    tile = pl.BlockSpec((q.shape[0], height, q.shape[2]), lambda core, step, *_: (0, step * num_cores + core, 0))
-    operands, specs = [q], [tile]
+) -> Float[Array, "T K G H"]:
+    """Results of every token: the decode rows' from `decoded`, whose memory is used, zeros for padding."""
+    steps = q.shape[0] // (config.query_tokens * num_cores)
+    tile = pl.BlockSpec((config.query_tokens, *q.shape[1:]), lambda core, step, *_: (step * num_cores + core, 0, 0, 0))
+    operands, specs = [q, decoded], [tile, tile]
     if sinks is not None:
         operands.append(sinks)
         specs.append(pl.BlockSpec(sinks.shape, lambda *_: (0, 0, 0)))
     prefetch = [scalars[name] for name in PREFETCH]
-    out = pl.pallas_call(
+    return pl.pallas_call(
         lambda *refs: _kernel(refs, sinks is not None, shape, config, logits, num_cores),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(prefetch),
@@ -55,6 +52,7 @@ def mixed(
             scratch_shapes=_scratch_shapes(shape, config),
         ),
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        input_output_aliases={len(prefetch) + 1: 0},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"),
             vmem_limit_bytes=config.vmem_limit_bytes,
@@ -63,13 +61,13 @@ def mixed(
         name="ragged_paged_attention_mixed",
         interpret=interpret,
     )(*prefetch, *operands, pool)
-    return out[:, : num_tiles * height]
 
 
 class Scratch(NamedTuple):
     """The kernel's own memory."""
 
     slots: Any
+    q: Any  # [K, rows, H] the tile's queries by kv head
     peak: Any  # [K, rows, 128]
     total: Any  # [K, rows, 128]
     acc: Any  # [K, rows, H]
@@ -82,6 +80,7 @@ def _scratch_shapes(shape: Shape, config: Config) -> Scratch:
     slot = (config.num_slots, config.mixed_fetch_pages, heads, config.page_size, layout.lanes)
     return Scratch(
         pltpu.VMEM(slot, shape.pool_dtype),
+        pltpu.VMEM((heads, height, layout.head_lanes), shape.pool_dtype),
         pltpu.VMEM((heads, height, LANES), jnp.float32),
         pltpu.VMEM((heads, height, LANES), jnp.float32),
         pltpu.VMEM((heads, height, layout.head_lanes), jnp.float32),
@@ -146,9 +145,9 @@ class _Plan(NamedTuple):
 
 
 def _kernel(refs: Any, has_sinks: bool, shape: Shape, config: Config, logits: Logits, num_cores: int) -> None:
-    layer_ref, window_ref, num_decode_ref, cu_q_lens_ref, kv_lens_ref, table_ref, q_ref = refs[:7]
-    sinks_ref = refs[7] if has_sinks else None
-    pool_ref, out_ref, *scratch = refs[7 + has_sinks :]
+    layer_ref, window_ref, num_decode_ref, cu_q_lens_ref, kv_lens_ref, table_ref, q_ref, decoded_ref = refs[:8]
+    sinks_ref = refs[8] if has_sinks else None
+    pool_ref, out_ref, *scratch = refs[8 + has_sinks :]
     scratch = Scratch(*scratch)
     cursor = scratch.cursor
     core, step = pl.program_id(0), pl.program_id(1)
@@ -187,34 +186,45 @@ def _kernel(refs: Any, has_sinks: bool, shape: Shape, config: Config, logits: Lo
         for _ in range(ring.num_slots - 1):
             fetch_next()
 
+    def store(head: Any, mixed_out: Any) -> None:
+        token = tile * config.query_tokens + lax.broadcasted_iota(jnp.int32, mixed_out.shape, 0)
+        kept = decoded_ref[:, head].astype(jnp.float32)
+        out_ref[:, head] = jnp.where(token < num_decode, kept, mixed_out).astype(out_ref.dtype)
+
     is_active = (tile >= first_tile) & (tile < end_tile)
 
     @pl.when(is_active)
     def _attend() -> None:
         logits.reset(scratch.peak, scratch.total, scratch.acc, sinks_ref)
 
+        def gather(head: Any, _: None) -> None:
+            scratch.q[head] = q_ref[:, head].reshape(scratch.q.shape[1:])
+
+        lax.fori_loop(0, shape.num_kv_heads, gather, None)
+
         def take(row: Any) -> Any:
-            _take_turn(tile, plan.turn(tile, row), plan, q_ref, ring, fetch_next, scratch, logits, shape, config)
+            _take_turn(tile, plan.turn(tile, row), plan, ring, fetch_next, scratch, logits, shape, config)
             cursor[ROW] = row
             return plan.settle(tile, row + 1)
 
         lax.while_loop(lambda row: plan.is_in(tile, row), take, plan.settle(tile, cursor[ROW]))
 
         def finish(head: Any, _: None) -> None:
-            out_ref[head] = result(scratch.total[head], scratch.acc[head]).astype(out_ref.dtype)
+            mixed_out = result(scratch.total[head], scratch.acc[head]).reshape(out_ref.shape[0], *out_ref.shape[2:])
+            store(head, mixed_out)
 
         lax.fori_loop(0, shape.num_kv_heads, finish, None)
 
     @pl.when(~is_active)
     def _idle() -> None:
-        out_ref[...] = jnp.zeros(out_ref.shape, out_ref.dtype)
+        zeros = jnp.zeros((out_ref.shape[0], *out_ref.shape[2:]), jnp.float32)
+        lax.fori_loop(0, shape.num_kv_heads, lambda head, _: store(head, zeros), None)
 
 
 def _take_turn(
     tile: Any,
     turn: _Turn,
     plan: _Plan,
-    q_ref: Any,
     ring: PageRing,
     fetch_next: Any,
     scratch: Scratch,
@@ -237,7 +247,7 @@ def _take_turn(
             def attend_head(head: Any, _: None) -> None:
                 cached = ring.slots_ref.at[slot, pl.ds(j * config.mixed_block_pages, config.mixed_block_pages), head]
                 state = (scratch.peak.at[head, rows], scratch.total.at[head, rows], scratch.acc.at[head, rows])
-                update([q_ref[head, rows, :]], [cached], visible if is_masked else None, [state], logits)
+                update([scratch.q[head, rows, :]], [cached], visible if is_masked else None, [state], logits)
 
             lax.fori_loop(0, shape.num_kv_heads, attend_head, None)
 

@@ -79,7 +79,7 @@ class Config(NamedTuple):
     decode_block_pages: int
     """Pages that one round of matmuls reads: a divisor of `decode_fetch_pages`."""
     decode_rows: int
-    """Rows a grid step of the decode kernel takes queries for."""
+    """Rows a grid step of the decode kernel takes queries for: a divisor of `query_tokens`."""
     mixed_fetch_pages: int
     mixed_block_pages: int
     query_tokens: int
@@ -126,9 +126,9 @@ class Shape(NamedTuple):
         return 32 // jnp.dtype(self.pool_dtype).itemsize
 
     @property
-    def group_rows(self) -> int:
-        """Rows of a decode query: its heads of one kv head, padded to a register's sublanes."""
-        return round_up(self.groups, 8)
+    def padded_groups(self) -> int:
+        """Rows that the query heads of one token and kv head take where they are the second-last axis."""
+        return next((n for n in (2, 4, 8) if n >= self.groups), round_up(self.groups, 16))
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -205,12 +205,11 @@ def _config(
     most = round_up(shape.num_tokens, 16)
     query_tokens = min(max(16, query_rows // shape.groups // 16 * 16), most)
     narrow = 16 if query_tokens % 32 or shape.groups > 4 else 32
-    rows = min(shape.num_rows, shape.num_tokens)
     return Config(
         page_size=page,
         decode_fetch_pages=fetch_pages,
         decode_block_pages=block_pages,
-        decode_rows=min(decode_rows, rows),
+        decode_rows=decode_rows,
         mixed_fetch_pages=fetch_pages,
         mixed_block_pages=block_pages,
         query_tokens=query_tokens,
@@ -228,9 +227,10 @@ def _ring_bytes(shape: Shape, config: Config, fetch_pages: int) -> int:
 def decode_vmem_bytes(shape: Shape, config: Config) -> int:
     """Bytes of VMEM that the decode kernel plans to use."""
     itemsize, layout = jnp.dtype(shape.pool_dtype).itemsize, shape.layout
-    head_rows = shape.num_kv_heads * shape.group_rows
+    head_rows = shape.num_kv_heads * round_up(shape.groups, 8)
     rows = config.decode_rows * (
-        head_rows * layout.head_lanes * itemsize * 2 + round_up(shape.num_kv_heads, 8) * layout.lanes * 4
+        2 * shape.num_kv_heads * shape.padded_groups * layout.head_lanes * itemsize
+        + round_up(shape.num_kv_heads, 16) * layout.lanes * itemsize
     )
     state = head_rows * (2 * LANES + layout.head_lanes) * 4
     writes = 2 * shape.num_kv_heads * layout.lanes * (4 * (config.write_tokens + 8) + 2 * itemsize * 32)
@@ -242,7 +242,8 @@ def mixed_vmem_bytes(shape: Shape, config: Config) -> int:
     """Bytes of VMEM that the mixed kernel plans to use."""
     itemsize, lanes = jnp.dtype(shape.pool_dtype).itemsize, shape.layout.head_lanes
     tile_rows = config.query_tokens * shape.groups
-    tiles = 2 * 2 * shape.num_kv_heads * tile_rows * lanes * itemsize
+    padded_rows = config.query_tokens * shape.padded_groups
+    tiles = shape.num_kv_heads * (3 * 2 * padded_rows + tile_rows) * lanes * itemsize
     state = shape.num_kv_heads * tile_rows * (3 * LANES + lanes) * 4
     scores = 3 * tile_rows * config.mixed_block_pages * config.page_size * 4
     return _ring_bytes(shape, config, config.mixed_fetch_pages) + tiles + state + scores

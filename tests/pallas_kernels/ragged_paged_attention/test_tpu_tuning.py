@@ -59,6 +59,7 @@ def test_choice_fits_and_divides(chip, num_tokens, num_rows, heads, head_dim, pa
     assert config.mixed_fetch_pages % config.mixed_block_pages == 0
     assert config.query_tokens % config.narrow_tokens == 0
     assert config.query_tokens % 16 == 0
+    assert config.query_tokens % config.decode_rows == 0
     assert config.page_size % config.write_tokens == 0
     assert config.write_tokens % shape.tile_rows == 0
     assert config.num_slots >= 2
