@@ -89,8 +89,8 @@ def _reply(answer: Answer, messages: list[Message]) -> None:
 def local_answer(arguments: argparse.Namespace) -> Answer:
     """Replies from a model in this process."""
     engine = engine_arguments(arguments)
-    from paxserve import LLM  # late: loads jax and transformers
     from paxserve.chat import encode_chat, render_chat_text
+    from paxserve.llm import LLM  # late: loads jax
 
     llm = LLM(**engine)
     tokenizer = llm.get_tokenizer()

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read the prompts, run them, print the outputs."""
     prompts, engine = read_prompts(arguments), engine_arguments(arguments)
-    from paxserve import LLM  # late: loads jax and transformers
+    from paxserve.llm import LLM  # late: loads jax
 
     llm = LLM(**engine)
     params = dataclasses.replace(llm.get_default_sampling_params(), n=arguments.n, **sampling_values(arguments))
