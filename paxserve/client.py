@@ -23,6 +23,18 @@ def client_options(root: str, api_key: str | None, timeout: float | None = None)
     return {"headers": headers, "timeout": timeout, "trust_env": urlsplit(root).hostname not in LOOPBACK}
 
 
+class LineSplitter:
+    """Whole lines out of chunks of bytes. Only a newline ends one: httpx would also split at U+2028 inside JSON."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The lines that this chunk completes; what is after the last newline waits for the next."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        return lines
+
+
 def parse_event(line: str | bytes) -> dict[str, Any] | None:
     """The object that one line of an event stream carries; None for every other line and the closing `[DONE]`."""
     line = line.decode() if isinstance(line, bytes) else line

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from paxserve.bench.datasets import BenchRequest
-from paxserve.client import error_message, error_text, parse_event
+from paxserve.client import LineSplitter, error_message, error_text, parse_event
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +100,9 @@ async def _read_stream(response: httpx.Response, record: Record) -> None:
 
 
 async def _timed_lines(response: httpx.Response) -> AsyncIterator[tuple[float, bytes]]:
-    """Each line with the time at which it was whole; cheaper than httpx's own lines, as the client's cost counts."""
-    rest = b""
+    """Each line with the time at which it was whole."""
+    lines = LineSplitter()
     async for chunk in response.aiter_bytes():
         now = time.perf_counter()
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            if line.strip():
-                yield now, line
+        for line in lines.feed(chunk):
+            yield now, line

@@ -110,7 +110,7 @@ def remote_answer(arguments: argparse.Namespace) -> Answer:
     import httpx  # late: loading it takes longer than --help may
 
     from paxserve.bench.load import served_model
-    from paxserve.client import client_options, error_message, error_text, parse_event, server_root
+    from paxserve.client import LineSplitter, client_options, error_message, error_text, parse_event, server_root
 
     given = {flag.name for kind in ENGINE_SECTIONS for flag in flags_of(kind)} & vars(arguments).keys() - {"model"}
     if given:
@@ -130,10 +130,12 @@ def remote_answer(arguments: argparse.Namespace) -> Answer:
             ):
                 if response.status_code != httpx.codes.OK:
                     raise RequestError(error_text(response.read()), code=response.status_code)
-                for event in map(parse_event, response.iter_lines()):
-                    if event and event.get("error"):
+                lines = LineSplitter()
+                for line in (line for chunk in response.iter_bytes() for line in lines.feed(chunk)):
+                    event = parse_event(line) or {}
+                    if event.get("error"):
                         raise RequestError(error_message(event))
-                    for choice in (event or {}).get("choices", ()):
+                    for choice in event.get("choices", ()):
                         yield choice["delta"].get("content") or ""
         except httpx.HTTPError as error:
             raise RequestError(f"The server does not answer: {error}") from None
