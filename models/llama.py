@@ -1,6 +1,8 @@
 """Llama 1 to 3 and what is built like it (SmolLM2, TinyLlama, Yi …)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from models.layers.causal_lm import CausalLM
 from models.layers.config import DecoderConfig
@@ -19,6 +21,11 @@ class Config(DecoderConfig):
     attention_bias: bool = False
     mlp_bias: bool = False
 
+    @classmethod
+    def derive(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Leaves out what transformers does not read for this family."""
+        return super().derive(config) | {"sliding_window": None, "layer_types": ()}
+
 
 class Model(CausalLM[Config]):
     """Pre-norm layers of grouped-query attention and a gated MLP."""
@@ -26,4 +33,4 @@ class Model(CausalLM[Config]):
     def make_layer(self, init: Initializer, index: int) -> DecoderLayer:
         """One layer; all are alike."""
         c = self.config
-        return pre_norm_layer(init, c, qkv_bias=c.attention_bias, out_bias=c.attention_bias, mlp_bias=c.mlp_bias)
+        return pre_norm_layer(init, c, bias=c.attention_bias, out_bias=c.attention_bias, mlp_bias=c.mlp_bias)

@@ -21,7 +21,7 @@ class Config(DecoderConfig):
     @classmethod
     def derive(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """Adds the window of the first Mistral, whose configuration may leave it out."""
-        return super().derive(config) | {"sliding_window": config.get("sliding_window", 4096)}
+        return super().derive(config) | {"sliding_window": config.get("sliding_window", 4096), "layer_types": ()}
 
 
 class Model(CausalLM[Config]):

@@ -22,4 +22,4 @@ class Model(CausalLM[Config]):
 
     def make_layer(self, init: Initializer, index: int) -> DecoderLayer:
         """One layer; they differ in their window only."""
-        return pre_norm_layer(init, self.config, qkv_bias=True)
+        return pre_norm_layer(init, self.config, bias=True)

@@ -26,4 +26,4 @@ class Model(CausalLM[Config]):
     def make_layer(self, init: Initializer, index: int) -> DecoderLayer:
         """One layer; they differ in their window only."""
         c = self.config
-        return pre_norm_layer(init, c, qkv_bias=c.attention_bias, out_bias=c.attention_bias, qk_norm=True)
+        return pre_norm_layer(init, c, bias=c.attention_bias, out_bias=c.attention_bias, qk_norm=True)

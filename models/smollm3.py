@@ -50,4 +50,4 @@ class Model(CausalLM[Config]):
     def make_layer(self, init: Initializer, index: int) -> DecoderLayer:
         """One layer; they differ in their rotation and window only."""
         c = self.config
-        return pre_norm_layer(init, c, qkv_bias=c.attention_bias, out_bias=c.attention_bias, mlp_bias=c.mlp_bias)
+        return pre_norm_layer(init, c, bias=c.attention_bias, out_bias=c.attention_bias, mlp_bias=c.mlp_bias)

@@ -40,16 +40,16 @@ class CausalLM(nnx.Module, Generic[ConfigT]):
         self.embedding = Embedding(init, config.vocab_size, config.hidden_size)
         layers = [self.make_layer(init, index) for index in range(config.num_hidden_layers)]
         self.layers, self.layer_counts = arrange_layers(layers, layer_execution)
-        self.norm = self.make_norm(init)
+        self.norm = self.make_norm(init, config.hidden_size)
         self.head = None if config.tie_word_embeddings else Head(init, config.hidden_size, config.vocab_size)
 
     def make_layer(self, init: Initializer, index: int) -> Layer:
         """Layer `index` of the family."""
         raise NotImplementedError
 
-    def make_norm(self, init: Initializer) -> nnx.Module:
-        """The norm after the last layer."""
-        return RMSNorm(init, self.config.hidden_size, eps=self.config.rms_norm_eps)
+    def make_norm(self, init: Initializer, size: int) -> nnx.Module:
+        """A norm of the family's kind: the one after the last layer, and usually those within."""
+        return RMSNorm(init, size, eps=self.config.rms_norm_eps)
 
     @property
     def cache_spec(self) -> CacheSpec:
@@ -62,7 +62,9 @@ class CausalLM(nnx.Module, Generic[ConfigT]):
 
     def embed(self, batch: Batch) -> Float[Array, "T D"]:
         """What enters the first layer."""
-        return self.embedding(batch.token_ids)
+        x = self.embedding(batch.token_ids)
+        multiplier = self.config.embedding_multiplier
+        return x if multiplier == 1.0 else x * jnp.asarray(multiplier, x.dtype)
 
     def __call__(self, batch: Batch, cache: PagedKVCache) -> tuple[Float[Array, "T D"], PagedKVCache]:
         """The normalised output of the last layer for each token, and the cache with their keys and values."""
@@ -73,7 +75,11 @@ class CausalLM(nnx.Module, Generic[ConfigT]):
 
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """Float32 logits of the rows whose next token is wanted."""
-        return self.embedding.attend(hidden) if self.head is None else self.head(hidden)
+        logits = self.embedding.attend(hidden) if self.head is None else self.head(hidden)
+        if self.config.logit_scale != 1.0:
+            logits = logits * self.config.logit_scale
+        cap = self.config.final_logit_softcapping
+        return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
 def num_parameters(model: nnx.Module) -> int:

@@ -33,9 +33,16 @@ class DecoderConfig:
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-6
     rope_parameters: RopeParameters = RopeParameters()
+    local_rope_parameters: RopeParameters | None = None
+    """Of the sliding layers, where they rotate differently."""
     tie_word_embeddings: bool = False
     sliding_window: int | None = None
     layer_types: tuple[str, ...] = ()
+    embedding_multiplier: float = 1.0
+    """What token embeddings are multiplied by before the first layer."""
+    logit_scale: float = 1.0
+    final_logit_softcapping: float | None = None
+    """Bound that a hyperbolic tangent keeps the logits within."""
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"):
@@ -88,7 +95,11 @@ class DecoderConfig:
             values["num_key_value_heads"] = num_heads
         if config.get("head_dim") is None and num_heads and config.get("hidden_size"):
             values["head_dim"] = config["hidden_size"] // num_heads
-        values["rope_parameters"] = RopeParameters.from_hf(config)
+        own = config.get("rope_parameters") or {}
+        full, local = own.get("full_attention"), own.get("sliding_attention")
+        values["rope_parameters"] = RopeParameters.from_hf(config, full)
+        if full and local and full != local:
+            values["local_rope_parameters"] = RopeParameters.from_hf(config, local)
         return values
 
     def layer_traits(self) -> tuple[LayerTraits, ...]:
@@ -96,18 +107,30 @@ class DecoderConfig:
         window = self.sliding_window or 0
         if not self.layer_types:
             return (LayerTraits(window),) * self.num_hidden_layers
-        return tuple(LayerTraits(window if kind == "sliding_attention" else 0) for kind in self.layer_types)
+        sliding = LayerTraits(window, 0 if self.local_rope_parameters is None else 1)
+        return tuple(sliding if kind == "sliding_attention" else LayerTraits() for kind in self.layer_types)
 
     def rope_frequencies(self, max_model_len: int | None) -> tuple[RopeFrequencies, ...]:
         """The rotary frequencies that `LayerTraits.rope` indexes."""
-        return (
+        return tuple(
             rope_frequencies(
-                self.rope_parameters,
+                rope,
                 self.head_dim,
                 max_position_embeddings=self.max_position_embeddings,
                 max_model_len=max_model_len,
-            ),
+            )
+            for rope in (self.rope_parameters, self.local_rope_parameters)
+            if rope is not None
         )
+
+
+def layer_pattern(config: Mapping[str, Any], period: int) -> tuple[str, ...]:
+    """The configuration's `layer_types`; where it lists none, every `period`th layer is full and the rest slide."""
+    listed = config.get("layer_types")
+    if listed is not None:
+        return tuple(listed)
+    num_layers = config.get("num_hidden_layers", 0)
+    return tuple("sliding_attention" if (i + 1) % period else "full_attention" for i in range(num_layers))
 
 
 @dataclass(frozen=True, kw_only=True)

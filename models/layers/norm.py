@@ -15,10 +15,8 @@ def _along_last(weight: Float[Array, " D"], ndim: int) -> Float[Array, "... D"]:
 class RMSNorm(nnx.Module):
     """`x / rms(x) * (weight + offset)`; Gemma stores its weights less an offset of 1."""
 
-    def __init__(
-        self, init: Initializer, size: int, *, eps: float, offset: float = 0.0, axis: str | None = "embed"
-    ) -> None:
-        self.weight = init.param((size,), (axis,), constant=1.0 - offset)
+    def __init__(self, init: Initializer, size: int, *, eps: float, offset: float = 0.0) -> None:
+        self.weight = init.param((size,), (None,), constant=1.0 - offset)
         self.eps = eps
         self.offset = offset
 

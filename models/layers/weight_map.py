@@ -61,3 +61,9 @@ QK_NORM_LOAD_MAP: dict[str, Source] = {
     "layers.*.attention.q_norm.weight": stored("model.layers.*.self_attn.q_norm.weight"),
     "layers.*.attention.k_norm.weight": stored("model.layers.*.self_attn.k_norm.weight"),
 }
+# The names of layers that normalise both before and after each block, as Gemma's.
+POST_NORMS_LOAD_MAP: dict[str, Source] = {
+    "layers.*.attention_post_norm.weight": stored("model.layers.*.post_attention_layernorm.weight"),
+    "layers.*.mlp_norm.weight": stored("model.layers.*.pre_feedforward_layernorm.weight"),
+    "layers.*.mlp_post_norm.weight": stored("model.layers.*.post_feedforward_layernorm.weight"),
+}

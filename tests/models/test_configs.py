@@ -13,6 +13,10 @@ from models.layers.causal_lm import num_parameters
 CONFIGS = Path(__file__).parent / "configs"
 # Parameters as published, and bytes of a token in a bfloat16 cache: 2 x layers x kv heads x head size x 2.
 PUBLISHED = {
+    "gemma-2-2b": (2_614_341_888, 106_496),
+    "gemma-2b": (2_506_172_416, 18_432),
+    "gemma-3-1b": (999_885_952, 26_624),
+    "gemma-3-270m": (268_098_176, 18_432),
     "llama-3.1-8b": (8_030_261_248, 131_072),
     "mistral-7b-v0.3": (7_248_023_552, 131_072),
     "qwen2.5-7b": (7_615_616_512, 57_344),

@@ -6,6 +6,9 @@ import pytest
 from tests.models.paged_runner import PagedRunner, golden_data, load_golden, log_softmax
 
 GOLDENS = (
+    "gemma",
+    "gemma2",
+    "gemma3_text",
     "llama",
     "llama_mha_bias",
     "llama_mqa",

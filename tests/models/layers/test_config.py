@@ -31,7 +31,7 @@ def test_heads_have_defaults():
 )
 def test_refused(extra, message):
     with pytest.raises(ValueError, match=message):
-        llama.Config.from_hf(SMALL | extra)
+        qwen2.Config.from_hf(SMALL | extra)
 
 
 def test_old_and_new_rope_keys_are_one():
