@@ -18,7 +18,7 @@ from pallas_kernels.ragged_paged_attention.tpu_pages import PageRing, clear_rows
 from pallas_kernels.ragged_paged_attention.tpu_softmax import Logits, result, update
 from pallas_kernels.ragged_paged_attention.tpu_tuning import LANES, Config, Shape
 
-FETCH_TILE, FETCH_ROW, FETCH_BLOCK, ISSUED, CONSUMED, ROW = range(6)
+FETCH_TILE, FETCH_ROW, FETCH_BLOCK, ISSUED, CONSUMED, ROW = range(NUM_CURSORS := 6)
 PREFETCH = ("layer", "window", "num_decode_rows", "cu_q_lens", "kv_lens", "table")
 
 
@@ -144,47 +144,63 @@ class _Plan(NamedTuple):
         return num_decode // self.query_tokens, jnp.where(num_tokens > num_decode, end, 0)
 
 
-def _kernel(refs: Any, has_sinks: bool, shape: Shape, config: Config, logits: Logits, num_cores: int) -> None:
-    layer_ref, window_ref, num_decode_ref, cu_q_lens_ref, kv_lens_ref, table_ref, q_ref, decoded_ref = refs[:8]
-    sinks_ref = refs[8] if has_sinks else None
-    pool_ref, out_ref, *scratch = refs[8 + has_sinks :]
-    scratch = Scratch(*scratch)
-    cursor = scratch.cursor
-    core, step = pl.program_id(0), pl.program_id(1)
-    tile, num_decode = step * num_cores + core, num_decode_ref[0]
-    ring = PageRing(pool_ref, scratch.slots, scratch.fetched, table_ref, shape.table_width, layer_ref[0])
-    plan = _Plan(cu_q_lens_ref, kv_lens_ref, window_ref[0], config.page_size, config.query_tokens)
-    first_tile, end_tile = plan.tiles(num_decode)
+class _Fetcher(NamedTuple):
+    """Runs ahead of the matmuls: knows which pages are due next, over blocks, rows and tiles."""
 
-    def fetch_next() -> None:
-        fetch_tile = cursor[FETCH_TILE]
+    ring: PageRing
+    plan: _Plan
+    cursor: Any
+    end_tile: Any
+    num_cores: int
 
-        @pl.when(fetch_tile < end_tile)
+    def begin(self, tile: Any, num_decode: Any) -> None:
+        """Start with the core's first tile, and fill all slots but one."""
+        for i in range(NUM_CURSORS):
+            self.cursor[i] = 0
+        self.cursor[FETCH_TILE] = tile
+        self.cursor[FETCH_ROW] = self.plan.settle(tile, num_decode)
+        self.cursor[ROW] = num_decode
+        for _ in range(self.ring.num_slots - 1):
+            self.fetch()
+
+    def fetch(self) -> None:
+        """Start fetching the next slot's pages, if any are left."""
+        ring, plan, cursor = self.ring, self.plan, self.cursor
+        tile = cursor[FETCH_TILE]
+
+        @pl.when(tile < self.end_tile)
         def _() -> None:
             row = cursor[FETCH_ROW]
-            turn = plan.turn(fetch_tile, row)
+            turn = plan.turn(tile, row)
             first = turn.first_page + cursor[FETCH_BLOCK] * ring.fetch_pages
             num_pages = jnp.minimum(turn.end_page - first, ring.fetch_pages)
             ring.start(lax.rem(cursor[ISSUED], ring.num_slots), row, first, num_pages)
             ends_row = first + num_pages == turn.end_page
-            following = plan.settle(fetch_tile, row + 1)
-            ends_tile = ends_row & ~plan.is_in(fetch_tile, following)
-            next_tile = jnp.where(ends_tile, fetch_tile + num_cores, fetch_tile)
+            following = plan.settle(tile, row + 1)
+            ends_tile = ends_row & ~plan.is_in(tile, following)
+            next_tile = jnp.where(ends_tile, tile + self.num_cores, tile)
             cursor[FETCH_TILE] = next_tile
             cursor[FETCH_ROW] = plan.settle(next_tile, jnp.where(ends_row & ~ends_tile, following, row))
             cursor[FETCH_BLOCK] = jnp.where(ends_row, 0, cursor[FETCH_BLOCK] + 1)
             cursor[ISSUED] = cursor[ISSUED] + 1
 
+
+def _kernel(refs: Any, has_sinks: bool, shape: Shape, config: Config, logits: Logits, num_cores: int) -> None:
+    layer_ref, window_ref, num_decode_ref, cu_q_lens_ref, kv_lens_ref, table_ref, q_ref, decoded_ref = refs[:8]
+    sinks_ref = refs[8] if has_sinks else None
+    pool_ref, out_ref, *scratch = refs[8 + has_sinks :]
+    scratch = Scratch(*scratch)
+    core, step = pl.program_id(0), pl.program_id(1)
+    tile, num_decode = step * num_cores + core, num_decode_ref[0]
+    ring = PageRing(pool_ref, scratch.slots, scratch.fetched, table_ref, shape.table_width, layer_ref[0])
+    plan = _Plan(cu_q_lens_ref, kv_lens_ref, window_ref[0], config.page_size, config.query_tokens)
+    first_tile, end_tile = plan.tiles(num_decode)
+    fetcher = _Fetcher(ring, plan, scratch.cursor, end_tile, num_cores)
+
     @pl.when(step == 0)
-    def _prime() -> None:
-        for i in range(6):
-            cursor[i] = 0
-        start = (first_tile + num_cores - 1 - core) // num_cores * num_cores + core
-        cursor[FETCH_TILE] = start
-        cursor[FETCH_ROW] = plan.settle(start, num_decode)
-        cursor[ROW] = num_decode
-        for _ in range(ring.num_slots - 1):
-            fetch_next()
+    def _begin() -> None:
+        own_first = (first_tile + num_cores - 1 - core) // num_cores * num_cores + core
+        fetcher.begin(own_first, num_decode)
 
     def store(head: Any, mixed_out: Any) -> None:
         token = tile * config.query_tokens + lax.broadcasted_iota(jnp.int32, mixed_out.shape, 0)
@@ -203,15 +219,15 @@ def _kernel(refs: Any, has_sinks: bool, shape: Shape, config: Config, logits: Lo
         lax.fori_loop(0, shape.num_kv_heads, gather, None)
 
         def take(row: Any) -> Any:
-            _take_turn(tile, plan.turn(tile, row), plan, ring, fetch_next, scratch, logits, shape, config)
-            cursor[ROW] = row
+            _take_turn(tile, plan.turn(tile, row), fetcher, scratch, logits, shape, config)
+            scratch.cursor[ROW] = row
             return plan.settle(tile, row + 1)
 
-        lax.while_loop(lambda row: plan.is_in(tile, row), take, plan.settle(tile, cursor[ROW]))
+        lax.while_loop(lambda row: plan.is_in(tile, row), take, plan.settle(tile, scratch.cursor[ROW]))
 
         def finish(head: Any, _: None) -> None:
-            mixed_out = result(scratch.total[head], scratch.acc[head]).reshape(out_ref.shape[0], *out_ref.shape[2:])
-            store(head, mixed_out)
+            mixed_out = result(scratch.total[head], scratch.acc[head])
+            store(head, mixed_out.reshape(out_ref.shape[0], *out_ref.shape[2:]))
 
         lax.fori_loop(0, shape.num_kv_heads, finish, None)
 
@@ -222,58 +238,18 @@ def _kernel(refs: Any, has_sinks: bool, shape: Shape, config: Config, logits: Lo
 
 
 def _take_turn(
-    tile: Any,
-    turn: _Turn,
-    plan: _Plan,
-    ring: PageRing,
-    fetch_next: Any,
-    scratch: Scratch,
-    logits: Logits,
-    shape: Shape,
-    config: Config,
+    tile: Any, turn: _Turn, fetcher: _Fetcher, scratch: Scratch, logits: Logits, shape: Shape, config: Config
 ) -> None:
-    cursor, page_size, fetch_pages = scratch.cursor, config.page_size, ring.fetch_pages
+    ring, cursor, page_size = fetcher.ring, scratch.cursor, config.page_size
     block = config.mixed_block_pages * page_size
-    num_fetches = (turn.end_page - turn.first_page + fetch_pages - 1) // fetch_pages
-    tile_start = tile * config.query_tokens
-
-    def take_block(slot: Any, j: Any, start: Any) -> None:
-        """Attend to one block of the slot, which begins at position `start`, with the queries that are the row's."""
-
-        def attend(first: Any, num_tokens: int, is_masked: bool) -> None:
-            visible = _visible(tile_start + first, num_tokens, turn, plan, shape.groups, start, block)
-            rows = pl.ds(pl.multiple_of(first * shape.groups, 16), num_tokens * shape.groups)
-
-            def attend_head(head: Any, _: None) -> None:
-                cached = ring.slots_ref.at[slot, pl.ds(j * config.mixed_block_pages, config.mixed_block_pages), head]
-                state = (scratch.peak.at[head, rows], scratch.total.at[head, rows], scratch.acc.at[head, rows])
-                update([scratch.q[head, rows, :]], [cached], visible if is_masked else None, [state], logits)
-
-            lax.fori_loop(0, shape.num_kv_heads, attend_head, None)
-
-        own = turn.end_token - turn.first_token
-        seen_by_all = (own == config.query_tokens) & (start + block <= turn.first_token + turn.shift + 1)
-        seen_by_all &= (plan.window <= 0) | (start > turn.stop - 1 - plan.window)
-        is_wide = own > config.query_tokens // 2
-        pl.when(seen_by_all)(lambda: attend(0, config.query_tokens, False))
-        pl.when(is_wide & ~seen_by_all)(lambda: attend(0, config.query_tokens, True))
-
-        @pl.when(~is_wide)
-        def _narrow() -> None:
-            width = config.narrow_tokens
-
-            def part(i: Any, _: None) -> None:
-                attend(i * width, width, True)
-
-            first, last = turn.first_token - tile_start, turn.end_token - 1 - tile_start
-            lax.fori_loop(first // width, last // width + 1, part, None)
+    num_fetches = (turn.end_page - turn.first_page + ring.fetch_pages - 1) // ring.fetch_pages
 
     def take_fetch(i: Any, _: None) -> None:
         slot = lax.rem(cursor[CONSUMED], ring.num_slots)
-        fetch_next()
-        first = turn.first_page + i * fetch_pages
-        ring.wait(slot, jnp.minimum(turn.end_page - first, fetch_pages))
-        valid = jnp.minimum(turn.stop - first * page_size, fetch_pages * page_size)
+        fetcher.fetch()
+        first = turn.first_page + i * ring.fetch_pages
+        ring.wait(slot, jnp.minimum(turn.end_page - first, ring.fetch_pages))
+        valid = jnp.minimum(turn.stop - first * page_size, ring.fetch_pages * page_size)
         num_blocks = (valid + block - 1) // block
 
         @pl.when(i == num_fetches - 1)
@@ -281,10 +257,53 @@ def _take_turn(
             first_lane = 0 if shape.layout.is_packed else shape.layout.value_start
             clear_rows(ring.slots_ref, slot, valid, num_blocks * block, shape.tile_rows, first_lane)
 
-        lax.fori_loop(0, num_blocks, lambda j, _: take_block(slot, j, first * page_size + j * block), None)
+        def take_block(j: Any, _: None) -> None:
+            pages = ring.slots_ref.at[slot, pl.ds(j * config.mixed_block_pages, config.mixed_block_pages)]
+            start = first * page_size + j * block
+            _take_block(pages, start, tile, turn, fetcher.plan, scratch, logits, shape.groups, config)
+
+        lax.fori_loop(0, num_blocks, take_block, None)
         cursor[CONSUMED] = cursor[CONSUMED] + 1
 
     lax.fori_loop(0, num_fetches, take_fetch, None)
+
+
+def _take_block(
+    pages_ref: Any,  # [pages, K, page_size, C]
+    start: Any,
+    tile: Any,
+    turn: _Turn,
+    plan: _Plan,
+    scratch: Scratch,
+    logits: Logits,
+    groups: int,
+    config: Config,
+) -> None:
+    """Attend to the pages, which begin at position `start`, with the tile's queries that are the row's."""
+    tile_start, block = tile * config.query_tokens, config.mixed_block_pages * config.page_size
+
+    def attend(first: Any, num_tokens: int, is_masked: bool) -> None:
+        visible = _visible(tile_start + first, num_tokens, turn, plan, groups, start, block) if is_masked else None
+        rows = pl.ds(pl.multiple_of(first * groups, 16), num_tokens * groups)
+
+        def attend_head(head: Any, _: None) -> None:
+            state = (scratch.peak.at[head, rows], scratch.total.at[head, rows], scratch.acc.at[head, rows])
+            update([scratch.q[head, rows, :]], [pages_ref.at[:, head]], visible, [state], logits)
+
+        lax.fori_loop(0, scratch.q.shape[0], attend_head, None)
+
+    own = turn.end_token - turn.first_token
+    seen_by_all = (own == config.query_tokens) & (start + block <= turn.first_token + turn.shift + 1)
+    seen_by_all &= (plan.window <= 0) | (start > turn.stop - 1 - plan.window)
+    is_wide = own > config.query_tokens // 2
+    pl.when(seen_by_all)(lambda: attend(0, config.query_tokens, False))
+    pl.when(is_wide & ~seen_by_all)(lambda: attend(0, config.query_tokens, True))
+
+    @pl.when(~is_wide)
+    def _narrow() -> None:
+        width = config.narrow_tokens
+        first, last = turn.first_token - tile_start, turn.end_token - 1 - tile_start
+        lax.fori_loop(first // width, last // width + 1, lambda i, _: attend(i * width, width, True), None)
 
 
 def _visible(first_token: Any, num_tokens: int, turn: _Turn, plan: _Plan, groups: int, start: Any, block: int) -> Array:

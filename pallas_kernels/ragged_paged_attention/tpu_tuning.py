@@ -191,8 +191,9 @@ def choose(shape: Shape, chip: Chip) -> Config:
             block_tokens, fetch_tokens = block_tokens // 2, fetch_tokens // 2
         else:
             raise ValueError(
-                f"pages of {page} tokens x {shape.num_kv_heads} kv heads do not fit the chip's "
-                f"{chip.vmem_bytes} bytes of VMEM: {planned} bytes are needed; use smaller pages or more shards."
+                f"pages of {page} tokens x {shape.num_kv_heads} kv heads and {shape.num_heads} query heads do not fit "
+                f"the chip's {chip.vmem_bytes} bytes of VMEM: {planned} bytes are needed; use smaller pages, bfloat16, "
+                "more shards or another chip."
             )
 
 
