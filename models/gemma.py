@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from models.layers.decoder import DecoderLayer
+from models.layers.dense_layer import dense_layer
 from models.layers.gemma_family import GemmaConfig, GemmaLM
 from models.layers.initializer import Initializer
-from models.layers.pre_norm import pre_norm_layer
 from models.layers.weight_map import LLAMA_LOAD_MAP
 
 load_map = LLAMA_LOAD_MAP
@@ -23,4 +23,4 @@ class Model(GemmaLM[Config]):
     def make_layer(self, init: Initializer, index: int) -> DecoderLayer:
         """One layer; all are alike."""
         bias = self.config.attention_bias
-        return pre_norm_layer(init, self.config, norm=partial(self.make_norm, init), bias=bias, out_bias=bias)
+        return dense_layer(init, self.config, norm=partial(self.make_norm, init), bias=bias, out_bias=bias)

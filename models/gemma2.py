@@ -7,9 +7,9 @@ from typing import Any
 
 from models.layers.config import layer_pattern
 from models.layers.decoder import DecoderLayer
+from models.layers.dense_layer import dense_layer
 from models.layers.gemma_family import GemmaConfig, GemmaLM
 from models.layers.initializer import Initializer
-from models.layers.pre_norm import pre_norm_layer
 from models.layers.weight_map import LLAMA_LOAD_MAP, POST_NORMS_LOAD_MAP
 
 load_map = LLAMA_LOAD_MAP | POST_NORMS_LOAD_MAP
@@ -39,7 +39,7 @@ class Model(GemmaLM[Config]):
     def make_layer(self, init: Initializer, index: int) -> DecoderLayer:
         """One layer; they differ in their window only."""
         c = self.config
-        return pre_norm_layer(
+        return dense_layer(
             init,
             c,
             norm=partial(self.make_norm, init),

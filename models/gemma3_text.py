@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from models.layers.config import layer_pattern
+from models.layers.config import layer_pattern, rope_by_layer_type
 from models.layers.decoder import DecoderLayer
+from models.layers.dense_layer import dense_layer
 from models.layers.gemma_family import GemmaConfig, GemmaLM
 from models.layers.initializer import Initializer
-from models.layers.pre_norm import pre_norm_layer
-from models.layers.rope import RopeParameters
 from models.layers.weight_map import LLAMA_LOAD_MAP, POST_NORMS_LOAD_MAP, QK_NORM_LOAD_MAP
 
 load_map = LLAMA_LOAD_MAP | POST_NORMS_LOAD_MAP | QK_NORM_LOAD_MAP
@@ -27,15 +26,11 @@ class Config(GemmaConfig):
     @classmethod
     def derive(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """Adds the layers that slide, and both rotations where they are given in the older keys."""
-        values = super().derive(config)
-        values["layer_types"] = layer_pattern(config, config.get("sliding_window_pattern") or 6)
-        own = config.get("rope_parameters") or {}
-        if own.get("full_attention") is None:
-            values["rope_parameters"] = RopeParameters.from_hf({"rope_theta": 1e6} | dict(config))
-        if own.get("sliding_attention") is None:
-            local = {"rope_theta": config.get("rope_local_base_freq") or 1e4}
-            values["local_rope_parameters"] = RopeParameters.from_hf(config, local)
-        return values
+        local_theta = config.get("rope_local_base_freq") or 1e4
+        return super().derive({**config, "rope_parameters": None}) | {
+            "layer_types": layer_pattern(config, config.get("sliding_window_pattern") or 6),
+            **rope_by_layer_type(config, theta=1e6, local_theta=local_theta),
+        }
 
 
 class Model(GemmaLM[Config]):
@@ -44,7 +39,7 @@ class Model(GemmaLM[Config]):
     def make_layer(self, init: Initializer, index: int) -> DecoderLayer:
         """One layer; they differ in their window and rotation only."""
         c = self.config
-        return pre_norm_layer(
+        return dense_layer(
             init,
             c,
             norm=partial(self.make_norm, init),

@@ -7,8 +7,8 @@ from typing import Any
 from models.layers.causal_lm import CausalLM
 from models.layers.config import DecoderConfig
 from models.layers.decoder import DecoderLayer
+from models.layers.dense_layer import dense_layer
 from models.layers.initializer import Initializer
-from models.layers.pre_norm import pre_norm_layer
 from models.layers.weight_map import LLAMA_LOAD_MAP
 
 load_map = LLAMA_LOAD_MAP
@@ -33,4 +33,4 @@ class Model(CausalLM[Config]):
     def make_layer(self, init: Initializer, index: int) -> DecoderLayer:
         """One layer; all are alike."""
         c = self.config
-        return pre_norm_layer(init, c, bias=c.attention_bias, out_bias=c.attention_bias, mlp_bias=c.mlp_bias)
+        return dense_layer(init, c, bias=c.attention_bias, out_bias=c.attention_bias, mlp_bias=c.mlp_bias)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from models.layers.causal_lm import CausalLM
 from models.layers.config import QwenConfig
 from models.layers.decoder import DecoderLayer
+from models.layers.dense_layer import dense_layer
 from models.layers.initializer import Initializer
-from models.layers.pre_norm import pre_norm_layer
 from models.layers.weight_map import LLAMA_LOAD_MAP, QK_NORM_LOAD_MAP
 
 load_map = LLAMA_LOAD_MAP | QK_NORM_LOAD_MAP
@@ -26,4 +26,4 @@ class Model(CausalLM[Config]):
     def make_layer(self, init: Initializer, index: int) -> DecoderLayer:
         """One layer; they differ in their window only."""
         c = self.config
-        return pre_norm_layer(init, c, bias=c.attention_bias, out_bias=c.attention_bias, qk_norm=True)
+        return dense_layer(init, c, bias=c.attention_bias, out_bias=c.attention_bias, qk_norm=True)

@@ -95,11 +95,7 @@ class DecoderConfig:
             values["num_key_value_heads"] = num_heads
         if config.get("head_dim") is None and num_heads and config.get("hidden_size"):
             values["head_dim"] = config["hidden_size"] // num_heads
-        own = config.get("rope_parameters") or {}
-        full, local = own.get("full_attention"), own.get("sliding_attention")
-        values["rope_parameters"] = RopeParameters.from_hf(config, full)
-        if full and local and full != local:
-            values["local_rope_parameters"] = RopeParameters.from_hf(config, local)
+        values["rope_parameters"] = RopeParameters.from_hf(config)
         return values
 
     def layer_traits(self) -> tuple[LayerTraits, ...]:
@@ -122,6 +118,20 @@ class DecoderConfig:
             for rope in (self.rope_parameters, self.local_rope_parameters)
             if rope is not None
         )
+
+
+def rope_by_layer_type(config: Mapping[str, Any], *, theta: float, local_theta: float) -> dict[str, RopeParameters]:
+    """Both rotations of a configuration that has one for full and one for sliding layers.
+
+    In the older keys, `rope_scaling` is the full layers' alone; the arguments are the bases if none is given.
+    """
+    own = config.get("rope_parameters") or {}
+    full, local = own.get("full_attention"), own.get("sliding_attention")
+    base = {"rope_theta": theta} | {key: value for key, value in config.items() if value is not None}
+    return {
+        "rope_parameters": RopeParameters.from_hf(base, full),
+        "local_rope_parameters": RopeParameters.from_hf(base, {"rope_theta": local_theta} | dict(local or {})),
+    }
 
 
 def layer_pattern(config: Mapping[str, Any], period: int) -> tuple[str, ...]:

@@ -15,6 +15,8 @@ class Source:
 
     names: tuple[str, ...]
     order: Literal["as_stored", "out_in"]
+    share: tuple[int, int] = (0, 1)
+    """Which share (index, count) of the tensor's output rows the parameter is."""
 
 
 LoadMap = Mapping[str, Source]
@@ -28,6 +30,11 @@ def stored(*names: str) -> Source:
 def transposed(*names: str) -> Source:
     """A matrix that torch stores [out, in]."""
     return Source(names, "out_in")
+
+
+def transposed_share(name: str, index: int, count: int) -> Source:
+    """One of `count` matrices of one size that a tensor [out, in] has fused."""
+    return Source((name,), "out_in", (index, count))
 
 
 # The names that Llama gave its tensors, which most families kept. A family without some parameter
@@ -66,4 +73,8 @@ POST_NORMS_LOAD_MAP: dict[str, Source] = {
     "layers.*.attention_post_norm.weight": stored("model.layers.*.post_attention_layernorm.weight"),
     "layers.*.mlp_norm.weight": stored("model.layers.*.pre_feedforward_layernorm.weight"),
     "layers.*.mlp_post_norm.weight": stored("model.layers.*.post_feedforward_layernorm.weight"),
+}
+FUSED_GATE_UP_LOAD_MAP: dict[str, Source] = {
+    "layers.*.mlp.gate.weight": transposed_share("model.layers.*.mlp.gate_up_proj.weight", 0, 2),
+    "layers.*.mlp.up.weight": transposed_share("model.layers.*.mlp.gate_up_proj.weight", 1, 2),
 }

@@ -156,6 +156,7 @@ class _Filling:
         widths = self.parts if len(self.source.names) > 1 else (self.shape[-1],)
         for layer in self.layers:
             for name, width in zip(self.names(layer), widths, strict=True):
+                width *= self.source.share[1]
                 yield name, (width, *self.shape[:-1]) if self.source.order == "out_in" else (*self.shape[:-1], width)
 
     def fall_back_to(self, source: Source, checkpoint: Checkpoint) -> None:
@@ -176,13 +177,15 @@ class _Filling:
     def _assemble(self, checkpoint: Checkpoint, layer: int | None) -> np.ndarray:
         """One layer's parameter on the host."""
         names, dtype = self.names(layer), self.target.dtype
-        if self.source.order == "as_stored" and len(names) == 1 and len(self.parts) == 1:
+        if self.source.order == "as_stored" and self.source.share == (0, 1) and len(self.parts) == 1:
             return checkpoint.read(names[0]).astype(dtype, copy=False)
         host = np.empty(self.shape, dtype)
         first_row = 0
         for name in names:
             tensor = checkpoint.read(name)
             rows = tensor if self.source.order == "out_in" else np.moveaxis(tensor, -1, 0)
+            index, count = self.source.share
+            rows = rows[index * len(rows) // count : (index + 1) * len(rows) // count]
             self._deal_out(rows, first_row, np.moveaxis(host, -1, 0))
             first_row += len(rows)
         return host
