@@ -48,7 +48,7 @@ def make_metadata(rows: list[tuple[int, int]], num_pages: int, page_size: int, m
 
 
 def make_step(args: argparse.Namespace) -> Callable[..., tuple[Array, Array]]:
-    """One step: every layer's attention fed by the one before it."""
+    """One step: every layer's attention fed by the one before it, in a loop or one after another."""
 
     def step(
         q: Float[Array, "T N H"],
@@ -57,14 +57,21 @@ def make_step(args: argparse.Namespace) -> Callable[..., tuple[Array, Array]]:
         pool: Array,
         metadata: AttentionMetadata,
     ) -> tuple[Array, Array]:
-        out = q
-        for layer in range(args.layers):
+        def attend(carry: tuple[Array, Array], layer: int | Array) -> tuple[tuple[Array, Array], None]:
+            out, pool = carry
             # As in a model: were k and v there before the last layer has read the pool, XLA would copy it.
             new = 0.1 * out[:, : args.kv_heads]
-            out, pool = ragged_paged_attention(
-                q + 0.5 * out, k + new, v + new, pool, layer, metadata, scale=args.head_dim**-0.5, backend=args.backend
-            )
-        return out, pool
+            scale = args.head_dim**-0.5
+            return ragged_paged_attention(
+                q + 0.5 * out, k + new, v + new, pool, layer, metadata, scale=scale, backend=args.backend
+            ), None
+
+        if not args.unrolled:
+            return jax.lax.scan(attend, (q, pool), jnp.arange(args.layers))[0]
+        carry = (q, pool)
+        for layer in range(args.layers):
+            carry, _ = attend(carry, layer)
+        return carry
 
     return step
 
@@ -87,8 +94,12 @@ def measure(name: str, pool: Array, args: argparse.Namespace) -> Array:
         out.block_until_ready()
         times.append(1e3 * (time.perf_counter() - started))
     best, median = min(times[1:]), statistics.median(times[1:])
-    gigabytes = sum(n for _, n in rows) * 2 * args.kv_heads * args.head_dim * 4 * args.layers / 1e9
-    temporary = compiled.memory_analysis().temp_size_in_bytes / 2**20
+    gigabytes = (
+        jnp.dtype(args.dtype).itemsize / 1e9 * sum(n for _, n in rows) * 2 * args.kv_heads * args.head_dim * args.layers
+    )
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    temporary = memory.temp_size_in_bytes / 2**20
     print(
         f"{name:28} median {median:8.2f} ms  best {best:8.2f} ms  {gigabytes / best * 1e3:5.1f} GB/s of KV  "
         f"compiled in {seconds:5.1f} s  {temporary:6.1f} MiB temporary",
@@ -110,13 +121,14 @@ def main() -> None:
     parser.add_argument("--pages", type=int, default=1820, help="pages of the pool")
     parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--dtype", default="float32", help="of the pool")
+    parser.add_argument("--unrolled", action="store_true", help="one copy of the layer after another, not a loop")
     parser.add_argument("--repeats", type=int, default=9)
     args = parser.parse_args()
     pool = make_pool(
         args.backend, num_layers=args.layers, num_pages=args.pages, page_size=args.page_size,
         num_kv_heads=args.kv_heads, head_dim=args.head_dim, dtype=args.dtype,
     )  # fmt: skip
-    pool = jax.tree.map(lambda x: x + 0.01, pool)
+    pool = jax.tree.map(lambda x: x + jnp.asarray(1, x.dtype), pool)  # zeros may share one page of memory
     for name in CASES:
         if not args.words or any(word in name for word in args.words):
             pool = measure(name, pool, args)

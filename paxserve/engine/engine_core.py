@@ -49,7 +49,7 @@ class EngineCore:
         dtype = platform.dtype(config.model.dtype, _checkpoint_dtype(checkpoint.hf_config))
         max_model_len = _max_model_len(config.model.max_model_len, model_config.max_position_embeddings)
         clock.end("open")
-        model = load_model(
+        model: Any = load_model(  # an nnx module with what every family's `Model` has
             architecture, model_config, checkpoint, dtype=jnp.dtype(dtype),
             layer_execution=config.compile.layer_execution, max_model_len=max_model_len,
             is_dummy=config.model.load_format == "dummy", seed=config.model.seed,
@@ -88,7 +88,7 @@ class EngineCore:
         self._seeds = np.random.default_rng(config.model.seed)
         self._num_arrivals = 0
         self._aborted: list[EngineOutput] = []
-        self._seconds = dict.fromkeys(("schedule", "launch", "wait", "process"), 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(("schedule", "launch", "wait", "process"), 0.0)
         self._compilations = _CompilationCounter()
         logger.info(
             "Ready: %d pages of %d tokens, %s", num_pages, config.cache.block_size,
@@ -179,10 +179,10 @@ class _CompilationCounter:
         self.count = 0
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
-    def _listen(self, event: str, duration: float, **details: Any) -> None:
+    def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event == COMPILE_EVENT:
             self.count += 1
-            logger.warning("A program was compiled while serving (%.1f s): this is a bug in paxserve", duration)
+            logger.warning("A program was compiled while serving (%.1f s): this is a bug in paxserve", duration_secs)
 
 
 def _checkpoint_dtype(hf_config: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib
+import jaxlib.version
 from jax.experimental import serialize_executable
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def _environment() -> str:
     device = jax.devices()[0]
     parts = [
         jax.__version__,
-        jaxlib.__version__,
+        jaxlib.version.__version__,
         device.platform,
         device.device_kind,
         str(getattr(device.client, "platform_version", "")),

@@ -75,7 +75,7 @@ def make_step(graphdef: Any, treedef: Any, layout: Layout, shape: StepShape) -> 
         table = state.table.at[fields["delta_indices"]].set(fields["delta_values"], mode="drop")
         slots = fields["slots"]
         rows = table.reshape(shape.num_slots, shape.width).at[slots].get(mode="fill", fill_value=0)
-        params = dict(zip(PARAM_COLUMNS, rows[:, shape.max_pages :].T, strict=True))
+        params: dict[str, Array] = dict(zip(PARAM_COLUMNS, rows[:, shape.max_pages :].T, strict=True))
 
         # 2. Tokens still on the device are named by their slot.
         ids = fields["token_ids"]
@@ -93,9 +93,9 @@ def make_step(graphdef: Any, treedef: Any, layout: Layout, shape: StepShape) -> 
         # 4. Sampling, and what the next step needs to know of it.
         tensors = _sampling_tensors(params, fields["sample_positions"])
         logprobs = prompt_logprobs = None
+        raw = logits
         if layout.is_rich:
             assert rich is not None
-            raw = logits
             logits = _adjust(logits, rich, slots, params, tensors)
         tokens = sampler.sample(logits, tensors)
         if layout.is_rich:

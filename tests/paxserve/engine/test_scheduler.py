@@ -22,9 +22,7 @@ class Driver:
 
     def add(self, request_id, prompt, **params):
         params = SamplingParams(eos_token_ids=[EOS], **{"max_tokens": 4, **params})
-        request = EngineRequest(
-            request_id=request_id, prompt_token_ids=list(prompt), params=params, arrival_time=0.0
-        )
+        request = EngineRequest(request_id=request_id, prompt_token_ids=list(prompt), params=params, arrival_time=0.0)
         self.scheduler.add(expand_choices(request, list(range(params.n)), self.count))
         self.count += 1
 
