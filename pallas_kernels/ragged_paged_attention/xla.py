@@ -9,7 +9,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int32
+from jax import lax
+from jaxtyping import Array, Float, Int32, Num
 
 from pallas_kernels.ragged_paged_attention.metadata import AttentionMetadata, TokenPlaces, token_places
 from pallas_kernels.ragged_paged_attention.xla_decode import attend_decode, list_items
@@ -22,14 +23,21 @@ TOKENWISE = 8
 
 def make_pool(
     *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: Any
-) -> Float[Array, "L pages 2*K page_size H"]:
-    """A zeroed pool: one array, a page's keys then its values, each kv head's tokens side by side."""
-    return jnp.zeros((num_layers, num_pages, 2 * num_kv_heads, page_size, head_dim), dtype)
+) -> Num[Array, "L pages 2*K page_size H"]:
+    """A zeroed pool: one array, a page's keys then its values, each kv head's tokens side by side.
+
+    bfloat16 is kept as its bits: XLA:CPU would convert the whole pool to float32 and back at every write.
+    """
+    dtype = jnp.dtype(dtype)
+    if dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+        raise NotImplementedError(f"The xla backend holds KV pages in float32, bfloat16 or float16, got {dtype}.")
+    stored = jnp.uint16 if dtype == jnp.bfloat16 else dtype
+    return jnp.zeros((num_layers, num_pages, 2 * num_kv_heads, page_size, head_dim), stored)
 
 
 def copy_pages(
-    pool: Float[Array, "L pages 2*K page_size H"], src: Int32[Array, " C"], dst: Int32[Array, " C"]
-) -> Float[Array, "L pages 2*K page_size H"]:
+    pool: Num[Array, "L pages 2*K page_size H"], src: Int32[Array, " C"], dst: Int32[Array, " C"]
+) -> Num[Array, "L pages 2*K page_size H"]:
     """The pool with page `src[c]` copied to page `dst[c]` in every layer; out-of-range `dst` are dropped."""
     num_layers, num_pages = pool.shape[:2]
     # Layers and pages as one axis: a scatter on the second axis would copy the pool.
@@ -45,7 +53,7 @@ def ragged_paged_attention(
     q: Float[Array, "T N H"],
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
-    pool: Float[Array, "L pages 2*K page_size H"],
+    pool: Num[Array, "L pages 2*K page_size H"],
     layer: int | Int32[Array, ""],
     metadata: AttentionMetadata,
     *,
@@ -53,7 +61,7 @@ def ragged_paged_attention(
     window: int | Int32[Array, ""] | None,
     softcap: float | None,
     sinks: Float[Array, " N"] | None,
-) -> tuple[Float[Array, "T N H"], Float[Array, "L pages 2*K page_size H"]]:
+) -> tuple[Float[Array, "T N H"], Num[Array, "L pages 2*K page_size H"]]:
     """Attention of every query token, and the pool with this step's keys and values."""
     layer = jnp.asarray(layer, jnp.int32)
     if window is not None:
@@ -67,14 +75,14 @@ def _attention(
     q: Float[Array, "T N H"],
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
-    pool: Float[Array, "L pages 2*K page_size H"],
+    pool: Num[Array, "L pages 2*K page_size H"],
     layer: Int32[Array, ""],
     metadata: AttentionMetadata,
     scale: float,
     window: Int32[Array, ""] | None,
     softcap: float | None,
     sinks: Float[Array, " N"] | None,
-) -> tuple[Float[Array, "T N H"], Float[Array, "L pages 2*K page_size H"]]:
+) -> tuple[Float[Array, "T N H"], Num[Array, "L pages 2*K page_size H"]]:
     num_tokens, num_heads, head_dim = q.shape
     num_pages, num_kv_heads, page_size = pool.shape[1], k.shape[1], pool.shape[3]
     num_rows, width = metadata.page_table.shape
@@ -104,13 +112,13 @@ def _attention(
 
 
 def write(
-    pool: Float[Array, "L pages 2*K page_size H"],
+    pool: Num[Array, "L pages 2*K page_size H"],
     layer: Int32[Array, ""],
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
     places: TokenPlaces,
     metadata: AttentionMetadata,
-) -> Float[Array, "L pages 2*K page_size H"]:
+) -> Num[Array, "L pages 2*K page_size H"]:
     """The pool with the real tokens' keys and values in their places."""
     num_pages, num_heads, page_size, head_dim = pool.shape[1:]
     # One axis for layer, page, head and token: XLA:CPU then updates the pool in place, at any number of tokens.
@@ -119,5 +127,9 @@ def write(
     lines = (pages[:, None] * num_heads + jnp.arange(num_heads)[None, :]) * page_size
     lines = lines + (places.positions % page_size)[:, None]
     lines = jnp.where(places.is_real[:, None], lines, flat.shape[0])  # out of range: dropped
-    new = jnp.concatenate([k, v], axis=1).astype(pool.dtype)
+    new = jnp.concatenate([k, v], axis=1)
+    if pool.dtype == jnp.uint16:
+        new = lax.bitcast_convert_type(new.astype(jnp.bfloat16), jnp.uint16)
+    else:
+        new = new.astype(pool.dtype)
     return flat.at[lines].set(new, mode="drop").reshape(pool.shape)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Bool, Float, Int32, Num
 
 NEGATIVE = -1e30
 """The logit of what a query may not see; finite, so that the difference of two logits stays a number."""
@@ -41,7 +41,7 @@ def choose_tiling(
 class LayerPages(NamedTuple):
     """One layer's pages within the pool, seen as one row per (page, key or value, kv head): a contiguous run."""
 
-    rows: Float[Array, "rows page_size*H"]
+    rows: Num[Array, "rows page_size*H"]
     first_page: Int32[Array, ""]
     num_kv_heads: int
     page_size: int
@@ -64,12 +64,11 @@ class LayerPages(NamedTuple):
         return to_float32(self.rows.at[rows.reshape(-1)].get(mode="promise_in_bounds", wrap_negative_indices=False))
 
 
-def to_float32(x: jax.Array) -> jax.Array:
-    """x in float32; bfloat16 by moving bits, because XLA:CPU converts it ten times slower."""
-    if x.dtype != jnp.bfloat16:
+def to_float32(x: Num[Array, "..."]) -> Float[Array, "..."]:
+    """x in float32, where uint16 stands for the bits of bfloat16."""
+    if x.dtype != jnp.uint16:
         return x.astype(jnp.float32)
-    bits = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32)
-    return lax.bitcast_convert_type(bits << 16, jnp.float32)
+    return lax.bitcast_convert_type(x.astype(jnp.uint32) << 16, jnp.float32)
 
 
 def soft_cap(logits: jax.Array, softcap: float | None) -> jax.Array:

@@ -47,9 +47,12 @@ def scanned(x, pool, metadata):
 
 
 @pytest.mark.parametrize("step", [unrolled, scanned])
-@pytest.mark.parametrize("num_tokens", [1, TOKENWISE, 40])
-def test_the_pool_is_updated_in_place(step, num_tokens):
-    x, pool, metadata = make_case(num_tokens)
+@pytest.mark.parametrize(
+    ("num_tokens", "dtype"),
+    [(1, "float32"), (TOKENWISE, "float32"), (40, "float32"), (1, "bfloat16"), (40, "bfloat16"), (40, "float16")],
+)
+def test_the_pool_is_updated_in_place(step, num_tokens, dtype):
+    x, pool, metadata = make_case(num_tokens, dtype)
     compiled = jax.jit(step, donate_argnums=1).lower(x, pool, metadata).compile()
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes >= pool.nbytes
@@ -74,6 +77,17 @@ def test_scanned_layers_equal_unrolled_ones(num_tokens):
     np.testing.assert_allclose(out_pool, expected_pool, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 40])
+def test_a_traced_window_of_zero_is_no_window(num_tokens):
+    x, pool, metadata = make_case(num_tokens)
+    attention = jax.jit(lambda window: ragged_paged_attention(
+        x, x[:, :2], x[:, 2:], pool, 0, metadata, scale=0.2, window=window
+    )[0])  # fmt: skip
+    expected, _ = ragged_paged_attention(x, x[:, :2], x[:, 2:], pool, 0, metadata, scale=0.2)
+    np.testing.assert_allclose(attention(jnp.int32(0)), expected, rtol=1e-6, atol=1e-6)
+    assert np.abs(attention(jnp.int32(3)) - expected).max() > 1e-3
+
+
 def test_a_bfloat16_pool_only_rounds_what_it_holds():
     x, pool, metadata = make_case(40, "bfloat16")
     out, _ = jax.jit(unrolled)(x, pool, metadata)
@@ -86,7 +100,12 @@ def test_a_bfloat16_pool_only_rounds_what_it_holds():
 def test_bfloat16_bits_are_moved_faithfully():
     bits = jnp.arange(2**16, dtype=jnp.uint16)
     values = jax.lax.bitcast_convert_type(bits, jnp.bfloat16)
-    np.testing.assert_array_equal(to_float32(values), np.asarray(values).astype(np.float32))
+    np.testing.assert_array_equal(to_float32(bits), np.asarray(values).astype(np.float32))
+
+
+def test_a_dtype_without_a_pool_is_declined():
+    with pytest.raises(NotImplementedError, match="bfloat16 or float16, got int8"):
+        make_case(1, "int8")
 
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 64, 2048])
