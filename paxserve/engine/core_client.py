@@ -53,12 +53,7 @@ class CoreClient:
         if len(str(folder)) > MAX_SOCKET_PATH - len("/requests"):
             folder.rmdir()
             folder = Path(tempfile.mkdtemp(prefix="paxserve-", dir="/tmp"))
-        order = wire.LaunchOrder(
-            config=config,
-            core=core,
-            requests_address=f"ipc://{folder}/requests",
-            outputs_address=f"ipc://{folder}/outputs",
-        )
+        order = wire.LaunchOrder(config=config, core=core, folder=str(folder))
         # The child imports from where this process does, and from no folder that it happens to stand in.
         search_path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
         process = subprocess.Popen(

@@ -8,6 +8,7 @@ import gc
 import importlib
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -100,12 +101,13 @@ def read_order() -> wire.LaunchOrder:
     return msgspec.json.decode(bytes(line), type=wire.LaunchOrder)
 
 
-def exit_with_parent() -> None:
-    """End this process, whatever it does, once the front's end of standard input is gone."""
+def exit_with_parent(folder: str) -> None:
+    """End this process, whatever it does, once the front's end of standard input is gone, and its folder with it."""
 
     def watch() -> None:
         while os.read(sys.stdin.fileno(), 4096):
             pass
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
@@ -123,7 +125,7 @@ def build_core(order: wire.LaunchOrder) -> Any:
 def main() -> int:
     """Build the core, say so, run it; the exit status is 0 after a `Shutdown`, else 1."""
     order = read_order()
-    exit_with_parent()
+    exit_with_parent(order.folder)
     # The front decides when to stop: a service manager or a terminal signals both processes at once, and the
     # front still wants its running requests answered.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -134,8 +136,8 @@ def main() -> int:
     for socket in (requests, outputs):
         socket.set_hwm(0)
         socket.linger = LINGER_MS
-    requests.bind(order.requests_address)
-    outputs.connect(order.outputs_address)
+    requests.bind(f"ipc://{order.folder}/requests")
+    outputs.connect(f"ipc://{order.folder}/outputs")
     try:
         core = build_core(order)
         outputs.send(wire.encode(wire.Ready(core.model_info)))

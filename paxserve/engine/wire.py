@@ -14,8 +14,8 @@ class LaunchOrder(msgspec.Struct, kw_only=True):
     config: EngineConfig
     core: str
     """`module:name` of the engine core's class."""
-    requests_address: str
-    outputs_address: str
+    folder: str
+    """Private folder of the two sockets, `requests` and `outputs`."""
 
 
 class AddRequest(msgspec.Struct, tag=True):

@@ -51,8 +51,15 @@ class StopSignals:
         self.asked = asyncio.Event()
         self.on_signal: Callable[[int], None] = lambda count: None
         self._count = 0
+        self._loop = loop
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._handle)
+
+    def ignore(self) -> None:
+        """Let nothing interrupt the rest, which is short: the core is told to leave, and killed if it does not."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
 
     def _handle(self) -> None:
         self._count += 1
@@ -93,6 +100,7 @@ async def _serve(
     logger.info("Loading %s", engine_config.model.model)
     loaded = await _load(client, engine_config, server_config, signals)
     if loaded is None:
+        signals.ignore()
         client.kill()
         return 0
     info, tokenizer, chat_template = loaded
@@ -120,6 +128,7 @@ async def _serve(
         ", ".join(context.model_names), f"[{host}]" if ":" in host else host, port, time.monotonic() - started,
     )  # fmt: skip
     await server.serve(sockets=[listener])
+    signals.ignore()
     stats_log.cancel()
     await engine.stop()
     return 1 if engine.dead_error is not None else 0

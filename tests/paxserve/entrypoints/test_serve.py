@@ -3,6 +3,7 @@
 import json
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,7 +124,8 @@ def test_shutdown_timeout_bounds_the_wait(folder):
         with httpx.Client(timeout=20) as http:
             body = {"prompt": "Hello", "max_tokens": 400, "stream": True}
             with http.stream("POST", f"{url}/v1/completions", json=body) as response:
-                next(response.iter_lines())
+                lines = response.iter_lines()
+                next(lines)
                 started = time.monotonic()
                 server.process.terminate()
                 assert server.wait_exit() == 0
@@ -136,7 +138,8 @@ def test_a_second_signal_insists(folder):
         with httpx.Client(timeout=20) as http:
             body = {"prompt": "Hello", "max_tokens": 400, "stream": True}
             with http.stream("POST", f"{url}/v1/completions", json=body) as response:
-                next(response.iter_lines())
+                lines = response.iter_lines()
+                next(lines)
                 started = time.monotonic()
                 server.process.send_signal(signal.SIGINT)
                 time.sleep(0.3)
@@ -165,13 +168,17 @@ def test_when_the_core_dies_the_server_says_so_and_ends(folder, text, reason):
         assert reason in server.log
 
 
-def test_killing_the_server_takes_the_core_with_it(folder):
+def test_killing_the_server_takes_the_core_with_it(folder, monkeypatch):
+    folder_of_sockets = Path(tempfile.mkdtemp(prefix="pax"))
+    monkeypatch.setenv("TMPDIR", str(folder_of_sockets))
     with RunningServer(folder) as server:
         server.wait_ready()
         core = server.core_pids()
         assert len(core) == 1
+        assert list(folder_of_sockets.iterdir())
         server.process.kill()
         wait_gone(core)
+        assert not list(folder_of_sockets.iterdir())
 
 
 @pytest.mark.parametrize("delay", [0.1, 2.0])
