@@ -161,6 +161,8 @@ class CompileConfig:
     """Implementation of paged attention; auto is the fastest one for the platform."""
     layer_execution: Literal["auto", "unrolled", "scanned", "looped"] = "auto"
     """Layers one after another in the program, a loop over stacked weights, or a loop over separate ones (CPU)."""
+    compile_sizes: list[int] = field(default_factory=list)
+    """Token counts to compile steps for, instead of the platform's ladder; the whole budget always joins them."""
     compilation_cache_dir: str | None = None
     """Folder of compiled programs, reused by later starts; by default under PAXSERVE_CACHE, "" turns it off."""
 

@@ -1,6 +1,9 @@
 """The few shapes that steps are padded to, so that everything is compiled before the engine is ready."""
 
+from collections.abc import Sequence
+
 from paxserve.engine.batch import PARAM_COLUMNS, Layout
+from paxserve.errors import ConfigError
 
 
 def _layout(num_tokens: int, max_num_seqs: int, page_size: int, *, is_rich: bool) -> Layout:
@@ -10,19 +13,27 @@ def _layout(num_tokens: int, max_num_seqs: int, page_size: int, *, is_rich: bool
     return Layout(num_tokens, rows, deltas, is_rich)
 
 
-def plain_layouts(max_num_batched_tokens: int, max_num_seqs: int, page_size: int) -> list[Layout]:
+def plain_layouts(budget: int, max_num_seqs: int, page_size: int, sizes: Sequence[int] = ()) -> list[Layout]:
     """The ladder of plain programs: one token, then from 8 on in doublings, `max_num_seqs`, and the budget at the top.
 
     2 to 4 tokens are left out because they take as long as 8 on every device: the weights are read once in each case.
     """
-    sizes = _ladder(8, 2, max_num_batched_tokens, max_num_seqs)
+    sizes = _given(sizes, budget) or _ladder(8, 2, budget, max_num_seqs)
     return [_layout(size, max_num_seqs, page_size, is_rich=False) for size in sizes]
 
 
-def rich_layouts(max_num_batched_tokens: int, max_num_seqs: int, page_size: int) -> list[Layout]:
+def rich_layouts(budget: int, max_num_seqs: int, page_size: int, sizes: Sequence[int] = ()) -> list[Layout]:
     """A coarser ladder for steps with log-probabilities, penalties or biases, which are rarer."""
-    sizes = _ladder(8, 8, max_num_batched_tokens, max_num_seqs)
+    sizes = _given(sizes, budget) or _ladder(8, 8, budget, max_num_seqs)
     return [_layout(size, max_num_seqs, page_size, is_rich=True) for size in sizes]
+
+
+def _given(sizes: Sequence[int], budget: int) -> list[int]:
+    """The sizes the user asks for, with the budget at the top; none if there was no wish."""
+    for size in sizes:
+        if not 1 <= size <= budget:
+            raise ConfigError(f"compile_sizes must be between 1 and max_num_batched_tokens={budget}, got {size}.")
+    return sorted({*sizes, budget}) if sizes else []
 
 
 def _ladder(first: int, factor: int, budget: int, max_num_seqs: int) -> list[int]:

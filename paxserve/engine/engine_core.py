@@ -6,6 +6,7 @@ Steps form a pipeline of depth one: a step is launched before the tokens of the 
 import dataclasses
 import logging
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -127,7 +128,8 @@ class EngineCore:
         scheduled = self.scheduler.schedule()
         planned = time.perf_counter()
         if scheduled is not None:
-            self._launched.append(self.runner.launch(scheduled))
+            with self._compilations:
+                self._launched.append(self.runner.launch(scheduled))
         launched = time.perf_counter()
         self._add_seconds(schedule=planned - started, launch=launched - planned)
         if self._launched and (scheduled is None or len(self._launched) >= self._depth):
@@ -173,16 +175,32 @@ class _PhaseClock:
 
 
 class _CompilationCounter:
-    """Counts every compilation in this process from now on: once the engine is ready there should be none."""
+    """Counts the compilations that happen while it is entered: around the steps of a ready engine there are none."""
 
     def __init__(self) -> None:
         self.count = 0
-        jax.monitoring.register_event_duration_secs_listener(self._listen)
+        self._is_entered = False
+        # jax keeps listeners for ever: it must not keep the engine.
+        this = weakref.ref(self)
 
-    def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event == COMPILE_EVENT:
+        def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+            counter = this()
+            if event == COMPILE_EVENT and counter is not None:
+                counter.add(duration_secs)
+
+        jax.monitoring.register_event_duration_secs_listener(listen)
+
+    def add(self, seconds: float) -> None:
+        """Count a compilation, unless another engine in this process is the one that compiles."""
+        if self._is_entered:
             self.count += 1
-            logger.warning("A program was compiled while serving (%.1f s): this is a bug in paxserve", duration_secs)
+            logger.warning("A program was compiled while serving (%.1f s): this is a bug in paxserve", seconds)
+
+    def __enter__(self) -> None:
+        self._is_entered = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_entered = False
 
 
 def _checkpoint_dtype(hf_config: dict[str, Any]) -> str:

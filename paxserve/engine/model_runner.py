@@ -72,7 +72,7 @@ class ModelRunner:
         self._identity = (type(model), model.config, max_model_len, config.compile.layer_execution)  # type: ignore[attr-defined]
         self._slots = SlotTable(self.shape.num_slots, max_pages)
         self._bias_states: dict[int, tuple[Request, BiasState]] = {}
-        sizes = (budget, num_slots, cache.block_size)
+        sizes = (budget, num_slots, cache.block_size, config.compile.compile_sizes)
         self._plain, self._rich_layouts = plain_layouts(*sizes), rich_layouts(*sizes)
         self._programs: dict[Any, Any] = {}
         self._pool: Any = None

@@ -49,7 +49,8 @@ class ProgramCache:
 
     def _load(self, path: Path, name: str) -> Any:
         try:
-            return serialize_executable.deserialize_and_load(*pickle.loads(path.read_bytes()))
+            kept = pickle.loads(path.read_bytes())
+            return serialize_executable.deserialize_and_load(*kept, execution_devices=jax.devices()[:1])
         except FileNotFoundError:
             return None
         except Exception as error:  # whatever is wrong with the file, compiling mends it
