@@ -86,7 +86,7 @@ def lower(case: Case) -> tuple[Any, int]:
 
     def one_pool() -> jax.Array:
         return tpu.make_pool(
-            num_layers=case.num_layers, num_pages=32768 // case.page_size, page_size=case.page_size,
+            num_layers=case.num_layers, num_pages=8192 // case.page_size, page_size=case.page_size,
             num_kv_heads=model.num_kv_heads, head_dim=model.head_dim, dtype=case.dtype,
         )  # fmt: skip
 

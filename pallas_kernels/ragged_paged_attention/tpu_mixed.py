@@ -295,11 +295,13 @@ def _take_block(
     own = turn.end_token - turn.first_token
     seen_by_all = (own == config.query_tokens) & (start + block <= turn.first_token + turn.shift + 1)
     seen_by_all &= (plan.window <= 0) | (start > turn.stop - 1 - plan.window)
-    is_wide = own > config.query_tokens // 2
+    # A tile that is no wider than a part of one has one masked way through, not two.
+    is_wide = (own > config.query_tokens // 2) & (config.narrow_tokens < config.query_tokens)
     pl.when(seen_by_all)(lambda: attend(0, config.query_tokens, False))
-    pl.when(is_wide & ~seen_by_all)(lambda: attend(0, config.query_tokens, True))
+    if config.narrow_tokens < config.query_tokens:
+        pl.when(is_wide & ~seen_by_all)(lambda: attend(0, config.query_tokens, True))
 
-    @pl.when(~is_wide)
+    @pl.when(~is_wide & ~seen_by_all)
     def _narrow() -> None:
         width = config.narrow_tokens
         first, last = turn.first_token - tile_start, turn.end_token - 1 - tile_start
