@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Bool, Float, Int32
 
 from pallas_kernels.ragged_paged_attention.metadata import AttentionMetadata
 from pallas_kernels.ragged_paged_attention.xla_decode import gather, visible_from
@@ -74,10 +74,7 @@ def attend_prefill(
             logits = soft_cap(jnp.einsum("kqh,ksh->kqs", queries, keys), softcap)
             logits = logits.reshape(num_kv_heads, groups, tile, block)
             if is_masked:
-                visible = kv_positions[None, :] <= positions[:, None]
-                if window is not None:
-                    visible &= kv_positions[None, :] >= visible_from(positions + 1, window)[:, None]
-                logits = jnp.where(visible[None, None], logits, NEGATIVE)
+                logits = jnp.where(causal_mask(positions, kv_positions, window)[None, None], logits, NEGATIVE)
             new_peak = jnp.maximum(peak, jnp.max(logits, axis=-1))
             # A query that has seen nothing yet has a peak of NEGATIVE, and must not count what it may not see.
             weights = jnp.exp(logits - jnp.maximum(new_peak, 0.5 * NEGATIVE)[..., None])
@@ -87,11 +84,9 @@ def attend_prefill(
             return new_peak, total, acc * decay[..., None] + new.reshape(acc.shape)
 
         carry = start(sinks, (num_kv_heads, groups, tile), head_dim)
-        far, edge = far_pages * page_size, edge_pages * page_size
-        first = 0 if window is None else visible_from(positions[0] + 1, window) // far
-        num_far = (positions[0] + 1) // far
+        first = 0 if window is None else visible_from(positions[0] + 1, window) // (far_pages * page_size)
+        num_far, num_edge = (positions[0] + 1) // (far_pages * page_size), -(-stop // (edge_pages * page_size))
         carry = lax.fori_loop(first, num_far, partial(attend_block, far_pages, window is not None), carry)
-        num_edge = (stop + edge - 1) // edge
         _, total, acc = lax.fori_loop(2 * num_far, num_edge, partial(attend_block, edge_pages, True), carry)
         result = acc / jnp.where(total > 0, total, 1.0)[..., None]
         result = jnp.transpose(result, (2, 0, 1, 3)).reshape(tile, num_heads, head_dim)
@@ -108,3 +103,13 @@ def start(sinks: Float[Array, " N"] | None, shape: tuple[int, int, int], head_di
     if sinks is None:
         return peak, total, acc
     return jnp.broadcast_to(sinks.astype(jnp.float32).reshape(*shape[:2], 1), shape), total + 1.0, acc
+
+
+def causal_mask(
+    positions: Int32[Array, " T"], kv_positions: Int32[Array, " S"], window: int | Int32[Array, ""] | None
+) -> Bool[Array, "T S"]:
+    """Which cached tokens each query sees."""
+    visible = kv_positions[None, :] <= positions[:, None]
+    if window is not None:
+        visible &= kv_positions[None, :] >= visible_from(positions + 1, window)[:, None]
+    return visible

@@ -78,7 +78,7 @@ def program(case: Case, backend: str) -> Any:
 
     def step(q, k, v, pool, metadata, window, sinks):
         return ragged_paged_attention(
-            q, k, v, pool, LAYER, metadata, scale=0.3, window=window if case.is_window_traced else case.window,
+            q, k, v, pool, LAYER, metadata, scale=case.head_dim**-0.5, window=window if case.is_window_traced else case.window,
             softcap=case.softcap, sinks=sinks, backend=backend,
         )  # fmt: skip
 
@@ -133,7 +133,7 @@ def dense(case: Case, rows: Rows, r: int) -> np.ndarray:
     queries, positions = rows.q[r].astype(np.float64), np.arange(len(k))
     out = []
     for p in range(rows.first_lens[r], len(k)):
-        logits = 0.3 * np.einsum("nh,snh->ns", queries[p], k)
+        logits = case.head_dim**-0.5 * np.einsum("nh,snh->ns", queries[p], k)
         if case.softcap:
             logits = case.softcap * np.tanh(logits / case.softcap)
         seen = (positions <= p) & (positions > p - (case.window or len(k)))
@@ -165,7 +165,8 @@ def test_equals_a_dense_softmax(backend, case, data):
     rows = make_rows(case, draw_lens(case, data), data.draw(st.integers(0, 99)))
     outs, pool = run(case, backend, rows, np.nan)
     for r, out in outs.items():
-        np.testing.assert_allclose(out, dense(case, rows, r), rtol=2e-5, atol=2e-6)
+        # Logits of size 4 are right to about 1e-6 in float32, and so are weights; an output near 0 keeps that error.
+        np.testing.assert_allclose(out, dense(case, rows, r), rtol=2e-5, atol=5e-6)
     # Exactly the real tokens were written.
     written = sum(int(jnp.isfinite(leaf).sum()) for leaf in jax.tree.leaves(pool))
     num_tokens = sum(rows.first_lens) + sum(rows.second_lens)
