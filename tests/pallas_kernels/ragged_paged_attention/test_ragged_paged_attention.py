@@ -78,8 +78,8 @@ def program(case: Case, backend: str) -> Any:
 
     def step(q, k, v, pool, metadata, window, sinks):
         return ragged_paged_attention(
-            q, k, v, pool, LAYER, metadata, scale=case.head_dim**-0.5, window=window if case.is_window_traced else case.window,
-            softcap=case.softcap, sinks=sinks, backend=backend,
+            q, k, v, pool, LAYER, metadata, scale=case.head_dim**-0.5, softcap=case.softcap, sinks=sinks,
+            window=window if case.is_window_traced else case.window, backend=backend,
         )  # fmt: skip
 
     return jax.jit(step)
