@@ -5,6 +5,7 @@ Steps form a pipeline of depth one: a step is launched before the tokens of the 
 
 import dataclasses
 import logging
+import threading
 import time
 import weakref
 from collections import deque
@@ -175,11 +176,11 @@ class _PhaseClock:
 
 
 class _CompilationCounter:
-    """Counts the compilations that happen while it is entered: around the steps of a ready engine there are none."""
+    """Counts compilations by a thread that has entered it: around the steps of a ready engine there are none."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._is_entered = False
+        self._thread: int | None = None
         # jax keeps listeners for ever: it must not keep the engine.
         this = weakref.ref(self)
 
@@ -191,16 +192,16 @@ class _CompilationCounter:
         jax.monitoring.register_event_duration_secs_listener(listen)
 
     def add(self, seconds: float) -> None:
-        """Count a compilation, unless another engine in this process is the one that compiles."""
-        if self._is_entered:
+        """Count a compilation, unless it is a background thread or another engine that compiles."""
+        if self._thread == threading.get_ident():
             self.count += 1
             logger.warning("A program was compiled while serving (%.1f s): this is a bug in paxserve", seconds)
 
     def __enter__(self) -> None:
-        self._is_entered = True
+        self._thread = threading.get_ident()
 
     def __exit__(self, *_: object) -> None:
-        self._is_entered = False
+        self._thread = None
 
 
 def _checkpoint_dtype(hf_config: dict[str, Any]) -> str:

@@ -1,9 +1,6 @@
 """The device side of the engine: compiles every program up front, launches steps, reads their results."""
 
-import logging
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Hashable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,12 +17,11 @@ from paxserve.engine.batch import Layout, SlotTable, needs_rich, pack
 from paxserve.engine.buckets import plain_layouts, rich_layouts, smallest_fitting
 from paxserve.engine.logit_bias import BiasState, bias_row, bias_state
 from paxserve.engine.program_cache import ProgramCache
+from paxserve.engine.programs import Programs
 from paxserve.engine.request import Request
 from paxserve.engine.scheduler import RowResult, ScheduledStep
 from paxserve.engine.step import DeviceState, RichState, StepOutput, StepShape, make_step
 from paxserve.messages import TokenLogprobs
-
-logger = logging.getLogger(__name__)
 
 NUM_UPDATES = 1024
 """Slot-table changes that one run of the `update` program applies."""
@@ -74,7 +70,7 @@ class ModelRunner:
         self._bias_states: dict[int, tuple[Request, BiasState]] = {}
         sizes = (budget, num_slots, cache.block_size, config.compile.compile_sizes)
         self._plain, self._rich_layouts = plain_layouts(*sizes), rich_layouts(*sizes)
-        self._programs: dict[Any, Any] = {}
+        self._programs: Programs
         self._pool: Any = None
         self._state: DeviceState
         self._rich: RichState
@@ -84,11 +80,14 @@ class ModelRunner:
         """Compiled programs, helpers included."""
         return len(self._programs)
 
+    def wait_for_programs(self) -> None:
+        """Return once the programs that are compiled in the background are there too."""
+        self._programs.wait()
+
     # Start
 
     def compile(self, cache_folder: Path | None) -> None:
-        """Allocate the device state and compile every program (or load it); nothing compiles afterwards."""
-        started = time.perf_counter()
+        """Allocate the device state and compile the programs, or load them; those of rich steps in the background."""
         shape = self.shape
         size = shape.num_slots * shape.width
         self._pool = jax.jit(self._make_pool)()
@@ -101,37 +100,37 @@ class ModelRunner:
             jnp.zeros(slots_by_vocab, jnp.int32),
             jnp.zeros(slots_by_vocab, bool),
         )
-        with ThreadPoolExecutor(max_workers=4) as executor:
-            jobs = {key: executor.submit(cache.get, repr(key), job) for key, job in self._compile_jobs().items()}
-            self._programs = {key: job.result() for key, job in jobs.items()}
-        seconds = time.perf_counter() - started
-        logger.info("%d programs in %.1f s, %d of them compiled before", len(jobs), seconds, cache.num_loaded)
-
-    def _compile_jobs(self) -> dict[Any, Callable[[], Any]]:
-        """What to compile, by key: a layout for a step, a name for a helper."""
-        jobs: dict[Any, Callable[[], Any]] = {
-            layout: partial(self._compile_step, layout) for layout in (*self._plain, *self._rich_layouts)
+        # The steps' arguments are donated as soon as one runs; those compiled in the background only need their shapes.
+        weights, pool, state, rich = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (self._weights, self._pool, self._state, self._rich)
+        )
+        plain = {layout: partial(self._compile_step, layout, weights, pool, state, None) for layout in self._plain}
+        rare = {
+            layout: partial(self._compile_step, layout, weights, pool, state, rich) for layout in self._rich_layouts
         }
+        self._programs = Programs(cache, plain | self._helper_jobs(pool, state, rich), rare)
+
+    def _helper_jobs(self, pool: Any, state: Any, rich: Any) -> dict[Hashable, Callable[[], Any]]:
+        """What to compile for the small programs that run ahead of a step, by name."""
         shape, abstract = self.shape, jax.ShapeDtypeStruct
         pairs, copies = abstract((NUM_UPDATES,), jnp.int32), abstract((NUM_COPIES,), jnp.int32)
         slot, row = abstract((), jnp.int32), partial(abstract, (shape.vocab_size,))
         helpers = {
-            "update": (_update_table, (self._state, pairs, pairs)),
-            "copy": (partial(copy_pages, backend=shape.backend), (self._pool, copies, copies)),
-            "bias": (_set_bias, (self._rich, slot, row(jnp.float32))),
-            "counts": (_set_counts, (self._rich, slot, row(jnp.int32), row(bool))),
+            "update": (_update_table, (state, pairs, pairs)),
+            "copy": (partial(copy_pages, backend=shape.backend), (pool, copies, copies)),
+            "bias": (_set_bias, (rich, slot, row(jnp.float32))),
+            "counts": (_set_counts, (rich, slot, row(jnp.int32), row(bool))),
         }
+        jobs: dict[Hashable, Callable[[], Any]] = {}
         for name, (function, arguments) in helpers.items():
             lower = jax.jit(function, donate_argnums=0).lower
             jobs[name] = lambda lower=lower, arguments=arguments: lower(*arguments).compile()
         return jobs
 
-    def _compile_step(self, layout: Layout) -> Any:
+    def _compile_step(self, layout: Layout, weights: Any, pool: Any, state: Any, rich: Any) -> Any:
         step = make_step(self._graphdef, self._treedef, layout, self.shape)
         packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32)
-        rich = self._rich if layout.is_rich else None
-        lowered = jax.jit(step, donate_argnums=(1, 2, 3)).lower(self._weights, self._pool, self._state, rich, packed)
-        return lowered.compile()
+        return jax.jit(step, donate_argnums=(1, 2, 3)).lower(weights, pool, state, rich, packed).compile()
 
     # One step
 
