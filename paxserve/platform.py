@@ -9,7 +9,7 @@ import jax
 
 from paxserve.config import CompileConfig, EngineConfig, cache_root
 
-CPU_XLA_FLAGS = ("--xla_cpu_prefer_vector_width=512", "--xla_cpu_use_fusion_emitters=false")
+CPU_XLA_FLAGS = ("--xla_cpu_prefer_vector_width=512",)
 """Measured in docs/performance.md; they act only on XLA:CPU."""
 
 CPU_KV_POOL_BYTES = int(1.25 * 2**30)

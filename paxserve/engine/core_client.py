@@ -28,6 +28,9 @@ MAX_SOCKET_PATH = 100
 LAST_WORDS_SECONDS = 0.3
 """How long messages of a process that has ended may still be on their way."""
 
+HUGE_PAGES = "glibc.malloc.hugetlb=1"
+"""Asks Linux for huge pages under weights and KV pool, which on CPU are read whole at every step (docs/performance.md)."""
+
 
 class CoreClient:
     """A running engine core process. `launch` returns at once; `ready` waits until it serves."""
@@ -59,7 +62,7 @@ class CoreClient:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "paxserve.engine.core_process"],
             stdin=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": search_path},
+            env={"GLIBC_TUNABLES": HUGE_PAGES, **os.environ, "PYTHONPATH": search_path},
             start_new_session=True,
         )
         assert process.stdin is not None
