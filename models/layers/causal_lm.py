@@ -21,6 +21,9 @@ ConfigT = TypeVar("ConfigT", bound=DecoderConfig)
 class CausalLM(nnx.Module, Generic[ConfigT]):
     """Token table, decoder layers, final norm, head. A family says what its layers are in `make_layer`."""
 
+    position_offset = 0
+    """Row of the table of learned positions that the first token takes."""
+
     def __init__(
         self,
         config: ConfigT,
@@ -38,10 +41,11 @@ class CausalLM(nnx.Module, Generic[ConfigT]):
         self.config = config
         self.max_model_len = max_model_len
         self.embedding = Embedding(init, config.vocab_size, config.hidden_size)
+        self.positions = self.make_positions(init)
         layers = [self.make_layer(init, index) for index in range(config.num_hidden_layers)]
         self.layers, self.layer_counts = arrange_layers(layers, layer_execution)
         self.norm = self.make_norm(init, config.hidden_size)
-        self.head = None if config.tie_word_embeddings else Head(init, config.hidden_size, config.vocab_size)
+        self.head = self.make_head(init)
 
     def make_layer(self, init: Initializer, index: int) -> Layer:
         """Layer `index` of the family."""
@@ -50,6 +54,15 @@ class CausalLM(nnx.Module, Generic[ConfigT]):
     def make_norm(self, init: Initializer, size: int) -> nnx.Module:
         """A norm of the family's kind: the one after the last layer, and usually those within."""
         return RMSNorm(init, size, eps=self.config.rms_norm_eps)
+
+    def make_positions(self, init: Initializer) -> Embedding | None:
+        """A table of learned positions, in the families that have one."""
+        return None
+
+    def make_head(self, init: Initializer) -> Head | None:
+        """The output matrix, unless it is the token table."""
+        c = self.config
+        return None if c.tie_word_embeddings else Head(init, c.hidden_size, c.vocab_size)
 
     @property
     def cache_spec(self) -> CacheSpec:
@@ -64,7 +77,11 @@ class CausalLM(nnx.Module, Generic[ConfigT]):
         """What enters the first layer."""
         x = self.embedding(batch.token_ids)
         multiplier = self.config.embedding_multiplier
-        return x if multiplier == 1.0 else x * jnp.asarray(multiplier, x.dtype)
+        if multiplier != 1.0:
+            x = x * jnp.asarray(multiplier, x.dtype)
+        if self.positions is not None:
+            x = x + self.positions(batch.positions + self.position_offset)
+        return x
 
     def __call__(self, batch: Batch, cache: PagedKVCache) -> tuple[Float[Array, "T D"], PagedKVCache]:
         """The normalised output of the last layer for each token, and the cache with their keys and values."""

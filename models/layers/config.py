@@ -134,6 +134,18 @@ def rope_by_layer_type(config: Mapping[str, Any], *, theta: float, local_theta: 
     }
 
 
+def renamed(config: Mapping[str, Any], **names: str) -> dict[str, Any]:
+    """Values of older keys under the names used here: `hidden_size="n_embd"` gives {"hidden_size": …}."""
+    return {name: config[key] for name, key in names.items() if config.get(key) is not None}
+
+
+def refuse(config: Mapping[str, Any], **supported: Any) -> None:
+    """Raise `ValueError` for a key that is set to anything but the one supported value."""
+    for key, value in supported.items():
+        if config.get(key, value) != value:
+            raise ValueError(f"{key} = {config[key]!r} is not supported: only {value!r} is.")
+
+
 def layer_pattern(config: Mapping[str, Any], period: int) -> tuple[str, ...]:
     """The configuration's `layer_types`; where it lists none, every `period`th layer is full and the rest slide."""
     listed = config.get("layer_types")

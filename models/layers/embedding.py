@@ -9,10 +9,10 @@ from models.layers.initializer import Initializer
 
 
 class Embedding(nnx.Module):
-    """A row of numbers for each token of the vocabulary."""
+    """A row of numbers for each token of the vocabulary, or for each position."""
 
-    def __init__(self, init: Initializer, vocab_size: int, size: int) -> None:
-        self.weight = init.param((vocab_size, size), ("vocab", "embed"))
+    def __init__(self, init: Initializer, vocab_size: int, size: int, *, axis: str | None = "vocab") -> None:
+        self.weight = init.param((vocab_size, size), (axis, "embed"))
 
     def __call__(self, token_ids: Int32[Array, " T"]) -> Float[Array, "T D"]:
         """The rows of the tokens; ids outside the vocabulary read its nearest row."""

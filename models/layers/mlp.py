@@ -24,3 +24,16 @@ class GatedMLP(nnx.Module):
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         """The block's output, without the residual."""
         return self.down(self.act(self.gate(x)) * self.up(x))
+
+
+class PlainMLP(nnx.Module):
+    """`down(act(up(x)))`."""
+
+    def __init__(self, init: Initializer, size: int, mlp_size: int, *, act: str, bias: bool) -> None:
+        self.up = Linear(init, size, mlp_size, ("embed", "mlp"), bias=bias)
+        self.down = Linear(init, mlp_size, size, ("mlp", "embed"), bias=bias)
+        self.act = activation(act)
+
+    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        """The block's output, without the residual."""
+        return self.down(self.act(self.up(x)))

@@ -1,13 +1,17 @@
 """Where a model's parameters are in a checkpoint: tables that can be read against its tensor names."""
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
 @dataclass(frozen=True)
 class Source:
-    """The checkpoint tensors that one parameter is made of; `*` in a name stands for the layer's number.
+    """The checkpoint tensors that one parameter is made of.
+
+    `*` in a name stands for the layer's number; a second `*` counts along the parameter's first axis (of its
+    layer), whose entries are tensors of their own: heads, experts.
 
     Several names are the parameter's parts, in the order of its metadata `parts`; a single name for a parameter
     with parts is a tensor that has them fused, one part after another.
@@ -17,19 +21,28 @@ class Source:
     order: Literal["as_stored", "out_in"]
     share: tuple[int, int] = (0, 1)
     """Which share (index, count) of the tensor's output rows the parameter is."""
+    otherwise: str = ""
+    """What some checkpoints call the (single) tensor."""
+    is_dealt: bool = False
+    """The tensor already has its parts dealt out in groups, as the parameter has."""
 
 
 LoadMap = Mapping[str, Source]
 
 
-def stored(*names: str) -> Source:
+def stored(*names: str, otherwise: str = "") -> Source:
     """Taken as it is (norms, biases, token tables, matrices stored [in, out])."""
-    return Source(names, "as_stored")
+    return Source(names, "as_stored", otherwise=otherwise)
 
 
 def transposed(*names: str) -> Source:
     """A matrix that torch stores [out, in]."""
     return Source(names, "out_in")
+
+
+def dealt(name: str, *, is_matrix: bool) -> Source:
+    """q, k and v fused by kv head, as GPT-NeoX and Falcon store them: the parameter's own order."""
+    return Source((name,), "out_in" if is_matrix else "as_stored", is_dealt=True)
 
 
 def transposed_share(name: str, index: int, count: int) -> Source:
@@ -78,3 +91,17 @@ FUSED_GATE_UP_LOAD_MAP: dict[str, Source] = {
     "layers.*.mlp.gate.weight": transposed_share("model.layers.*.mlp.gate_up_proj.weight", 0, 2),
     "layers.*.mlp.up.weight": transposed_share("model.layers.*.mlp.gate_up_proj.weight", 1, 2),
 }
+
+
+def bias_lines(load_map: Mapping[str, Source]) -> dict[str, Source]:
+    """A line for the bias of every norm and matrix of layers, and of the last norm: `.weight` names with `.bias`."""
+    lines = {}
+    for key, source in load_map.items():
+        if key.startswith(("layers.", "norm.")) and key.endswith(".weight"):
+            names = tuple(_bias(name) for name in source.names)
+            lines[_bias(key)] = replace(source, names=names, order="as_stored", otherwise=_bias(source.otherwise))
+    return lines
+
+
+def _bias(name: str) -> str:
+    return re.sub("weight$", "bias", name)

@@ -4,9 +4,8 @@ import dataclasses
 import difflib
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -21,16 +20,16 @@ from models.layers.initializer import fill
 from models.layers.weight_map import LoadMap, Source
 from paxserve.errors import ConfigError
 from paxserve.loaders.checkpoint import Checkpoint
+from paxserve.loaders.filling import Filling, ShardingRule, axes_of
 
 logger = logging.getLogger(__name__)
 
 EMBEDDING, HEAD = "embedding.weight", "head.weight"
-NOT_WEIGHTS = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.attn\.(masked_)?bias$|\.position_ids$")
+NOT_WEIGHTS = re.compile(
+    r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.attn(ention)?\.(masked_)?bias$|\.position_ids$"
+)
 MAX_NAMES_SHOWN = 8
-TILE_ROWS = 64
 READERS = 2
-
-ShardingRule = Callable[[tuple[str | None, ...]], Sharding]
 
 
 def load_model(
@@ -49,8 +48,10 @@ def load_model(
 
     With `is_dummy` they are random numbers made there, and the checkpoint's tensors are not looked at.
     """
+    load_map = architecture.load_map
     if not is_dummy:
-        config = settle_tied_head(config, architecture.load_map, checkpoint)
+        load_map = settle_prefix(load_map, checkpoint)
+        config = settle_tied_head(config, load_map, checkpoint)
 
     def build() -> nnx.Module:
         return architecture.Model(
@@ -61,8 +62,25 @@ def load_model(
     if is_dummy:
         state = random_weights(abstract, seed=seed, sharding=sharding)
     else:
-        state = load_weights(abstract, architecture.load_map, checkpoint, sharding=sharding)
+        state = load_weights(abstract, load_map, checkpoint, sharding=sharding)
     return nnx.merge(graphdef, state)
+
+
+def settle_prefix(load_map: LoadMap, checkpoint: Checkpoint) -> LoadMap:
+    """The table with the names' first component left out, if the checkpoint is of a model without its head.
+
+    Such checkpoints (gpt2, many embedding models) store `layers.0…` for `model.layers.0…`.
+    """
+    embedding = load_map[EMBEDDING].names[0]
+    prefix, bare = embedding.split(".", 1)
+    if embedding in checkpoint.tensors or bare not in checkpoint.tensors:
+        return load_map
+
+    def strip(source: Source) -> Source:
+        names = tuple(name.removeprefix(f"{prefix}.") for name in source.names)
+        return dataclasses.replace(source, names=names, otherwise=source.otherwise.removeprefix(f"{prefix}."))
+
+    return {key: strip(source) for key, source in load_map.items()}
 
 
 def settle_tied_head(config: Any, load_map: LoadMap, checkpoint: Checkpoint) -> Any:
@@ -92,11 +110,13 @@ def load_weights(
     Raises `ConfigError` naming every tensor that is missing, unexpected, of the wrong shape or not of a float type,
     before any is read. Host memory stays at one parameter of one layer and one tensor (times two: two are in work).
     """
-    plan = [_Filling(path, param, load_map) for path, param in nnx.to_flat_state(abstract)]
+    plan = [Filling(path, param, load_map) for path, param in nnx.to_flat_state(abstract)]
     is_tied = not any(filling.key == HEAD for filling in plan)
     for filling in plan:
-        if is_tied and filling.key == EMBEDDING:
-            filling.fall_back_to(load_map[HEAD], checkpoint)
+        if filling.source.otherwise:
+            filling.prefer_stored((filling.source.otherwise,), checkpoint)
+        elif is_tied and filling.key == EMBEDDING:
+            filling.prefer_stored(load_map[HEAD].names, checkpoint)
     _check(plan, load_map[HEAD] if is_tied else None, checkpoint)
     with ThreadPoolExecutor(max_workers=READERS) as pool:
         values = pool.map(lambda filling: filling.load(checkpoint, sharding), plan)
@@ -111,7 +131,7 @@ def random_weights(abstract: nnx.State, *, seed: int, sharding: ShardingRule | N
     for index, (path, param) in enumerate(nnx.to_flat_state(abstract)):
         make = fill
         if sharding:
-            placement = sharding(_axes(param))
+            placement = sharding(axes_of(param))
             make = placed.setdefault(placement, _place_fill(placement))
         target = param.get_value()
         value = make(key, index, shape=target.shape, dtype=target.dtype, constant=param.get_metadata("constant"))
@@ -123,95 +143,7 @@ def _place_fill(placement: Sharding) -> Callable[..., jax.Array]:
     return jax.jit(fill, static_argnames=("shape", "dtype", "constant"), out_shardings=placement)
 
 
-def _axes(param: nnx.Variable) -> tuple[str | None, ...]:
-    return param.get_metadata("out_sharding")
-
-
-class _Filling:
-    """How one parameter is filled: from which tensors, for which layers."""
-
-    def __init__(self, path: tuple[Any, ...], param: nnx.Variable, load_map: LoadMap) -> None:
-        self.path, self.param = path, param
-        self.key = ".".join("*" if isinstance(part, int) else part for part in path)
-        assert self.key in load_map, f"no line for {self.key} in load_map"
-        self.source = load_map[self.key]
-        metadata = param.get_metadata()
-        numbers = [part for part in path if isinstance(part, int)]
-        self.is_stacked = "layers" in metadata
-        if self.is_stacked:
-            first, count = metadata["layers"]
-            numbers = list(range(first, first + count))
-        self.layers: list[int | None] = list(numbers) or [None]
-        self.target = param.get_value()
-        self.shape = self.target.shape[1:] if self.is_stacked else self.target.shape
-        self.parts: tuple[int, ...] = metadata.get("parts") or (self.shape[-1],)
-        self.groups: int = metadata.get("groups", 1)
-
-    def names(self, layer: int | None) -> list[str]:
-        """The tensors that make up one layer's parameter."""
-        return [name.replace("*", str(layer)) for name in self.source.names]
-
-    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Every tensor that is wanted, with the shape that it must have."""
-        widths = self.parts if len(self.source.names) > 1 else (self.shape[-1],)
-        for layer in self.layers:
-            for name, width in zip(self.names(layer), widths, strict=True):
-                width *= self.source.share[1]
-                yield name, (width, *self.shape[:-1]) if self.source.order == "out_in" else (*self.shape[:-1], width)
-
-    def fall_back_to(self, source: Source, checkpoint: Checkpoint) -> None:
-        """Use a tensor that stands for the same numbers where the usual one is not stored."""
-        if self.source.names[0] not in checkpoint.tensors and source.names[0] in checkpoint.tensors:
-            self.source = dataclasses.replace(self.source, names=source.names)
-
-    def load(self, checkpoint: Checkpoint, sharding: ShardingRule | None) -> jax.Array:
-        """The parameter on the device."""
-        placement = sharding and sharding(_axes(self.param))
-        if not self.is_stacked:
-            return jax.device_put(self._assemble(checkpoint, self.layers[0]), placement)
-        stack = jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=placement)(self.target.shape, self.target.dtype)
-        for index, layer in enumerate(self.layers):
-            stack = _set_layer(stack, self._assemble(checkpoint, layer), index)
-        return stack
-
-    def _assemble(self, checkpoint: Checkpoint, layer: int | None) -> np.ndarray:
-        """One layer's parameter on the host."""
-        names, dtype = self.names(layer), self.target.dtype
-        if self.source.order == "as_stored" and self.source.share == (0, 1) and len(self.parts) == 1:
-            return checkpoint.read(names[0]).astype(dtype, copy=False)
-        host = np.empty(self.shape, dtype)
-        first_row = 0
-        for name in names:
-            tensor = checkpoint.read(name)
-            rows = tensor if self.source.order == "out_in" else np.moveaxis(tensor, -1, 0)
-            index, count = self.source.share
-            rows = rows[index * len(rows) // count : (index + 1) * len(rows) // count]
-            self._deal_out(rows, first_row, np.moveaxis(host, -1, 0))
-            first_row += len(rows)
-        return host
-
-    def _deal_out(self, rows: np.ndarray, first_row: int, host_rows: np.ndarray) -> None:
-        """Copy rows of the parts, laid one after another from `first_row` on, to their places among the groups."""
-        part_starts = np.cumsum([0, *self.parts])
-        for part, size in enumerate(self.parts):
-            if not first_row <= part_starts[part] < first_row + len(rows):
-                continue
-            piece = size // self.groups
-            for group in range(self.groups):
-                source = part_starts[part] - first_row + group * piece
-                target = (group * part_starts[-1] + part_starts[part]) // self.groups
-                # Tile by tile, so that both sides of a transposition stay in the processor's cache.
-                for start in range(0, piece, TILE_ROWS):
-                    stop = min(start + TILE_ROWS, piece)
-                    host_rows[target + start : target + stop] = rows[source + start : source + stop]
-
-
-@partial(jax.jit, donate_argnums=0)
-def _set_layer(stack: jax.Array, value: jax.Array, index: int) -> jax.Array:
-    return stack.at[index].set(value)
-
-
-def _check(plan: list[_Filling], unused_head: Source | None, checkpoint: Checkpoint) -> None:
+def _check(plan: list[Filling], unused_head: Source | None, checkpoint: Checkpoint) -> None:
     """Raise one `ConfigError` for all that does not fit between the model and the checkpoint."""
     stored = checkpoint.tensors
     wanted = dict(tensor for filling in plan for tensor in filling.tensors())

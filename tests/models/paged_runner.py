@@ -26,9 +26,9 @@ def golden_data(name: str) -> dict[str, np.ndarray]:
         return dict(data)
 
 
-def load_golden(name: str, **options) -> nnx.Module:
+def load_golden(name: str, *, model_type: str | None = None, **options) -> nnx.Module:
     checkpoint = open_checkpoint(ModelConfig(model=str(GOLDENS / name)))
-    architecture = find_architecture(checkpoint.hf_config)
+    architecture = find_architecture({"model_type": model_type or checkpoint.hf_config["model_type"]})
     config = architecture.Config.from_hf(checkpoint.hf_config)
     return load_model(architecture, config, checkpoint, dtype=jnp.float32, **options)
 

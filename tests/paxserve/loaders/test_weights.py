@@ -9,8 +9,9 @@ import pytest
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
-from models import llama
-from models.layers.weight_map import transposed
+from models import llama, stablelm
+from models.layers.config import DecoderConfig
+from models.layers.weight_map import stored, transposed
 from paxserve.errors import ConfigError
 from paxserve.loaders.tensor_spec import TensorSpec
 from paxserve.loaders.weights import load_model
@@ -220,3 +221,47 @@ def test_weights_go_where_the_rule_says(options):
     assert {leaf.device for leaf in jax.tree.leaves(nnx.state(model))} == {device}
     stacked = ("layers",) if options.get("layer_execution") == "scanned" else ()
     assert {("vocab", "embed"), (*stacked, "embed", "kv_heads"), (*stacked, "mlp", "embed")} <= seen
+
+
+def test_checkpoint_without_the_models_prefix():
+    arrays = llama_tensors()
+    bare = {name.removeprefix("model."): array for name, array in arrays.items()}
+    np.testing.assert_equal(layer_weights(load(bare), 1), layer_weights(load(arrays), 1))
+    del bare["layers.1.mlp.up_proj.weight"]
+    assert "1 missing (layers.1.mlp.up_proj.weight)" in refusal(bare)
+
+
+def stablelm_tensors() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    arrays = llama_tensors()
+    for name in [name for name in arrays if name.endswith("norm.weight")]:
+        arrays[name.replace(".weight", ".bias")] = rng.standard_normal(HIDDEN).astype(np.float32)
+    for layer in range(NUM_LAYERS):
+        for kind, num_heads in (("q", NUM_HEADS), ("k", NUM_KV_HEADS)):
+            for head in range(num_heads):
+                name = f"model.layers.{layer}.self_attn.{kind}_layernorm.norms.{head}.weight"
+                arrays[name] = rng.standard_normal(HEAD_DIM).astype(np.float32)
+    return arrays
+
+
+@pytest.mark.parametrize("execution", ["unrolled", "scanned"])
+def test_entries_with_tensors_of_their_own(execution):
+    shared = {f.name: getattr(CONFIG, f.name) for f in dataclasses.fields(DecoderConfig)}
+    config = stablelm.Config(**shared, qk_layernorm=True)
+    arrays = stablelm_tensors()
+    weights = layer_weights(load(arrays, stablelm, config, layer_execution=execution), 1)
+    prefix = "model.layers.1.self_attn.q_layernorm.norms."
+    expected = np.stack([arrays[f"{prefix}{head}.weight"] for head in range(NUM_HEADS)])
+    np.testing.assert_array_equal(weights["attention.q_norm.weight"], expected)
+
+
+def test_tensor_under_its_other_name():
+    class Renamed:
+        Model = llama.Model
+        load_map = {**llama.load_map, "norm.weight": stored("model.norm.weight", otherwise="model.final_norm.weight")}
+
+    arrays = llama_tensors()
+    expected = arrays["model.norm.weight"]
+    np.testing.assert_array_equal(load(arrays, Renamed).norm.weight.get_value(), expected)
+    arrays["model.final_norm.weight"] = arrays.pop("model.norm.weight")
+    np.testing.assert_array_equal(load(arrays, Renamed).norm.weight.get_value(), expected)
