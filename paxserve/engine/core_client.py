@@ -29,7 +29,7 @@ LAST_WORDS_SECONDS = 0.3
 """How long messages of a process that has ended may still be on their way."""
 
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
-"""Asks Linux for huge pages under weights and KV pool, which on CPU are read whole at every step (docs/performance.md)."""
+"""Asks Linux for huge pages under weights and KV pool, which on CPU are read at every step (docs/performance.md)."""
 
 
 class CoreClient:
