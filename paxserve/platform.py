@@ -49,7 +49,7 @@ PLATFORMS = {
 
 
 def configure_jax(config: CompileConfig) -> Path | None:
-    """Set XLA's flags and jax's compilation cache, before anything touches a device; returns the cache's folder."""
+    """Set XLA's flags before anything touches a device; returns the folder to keep compiled programs in, if any."""
     present = os.environ.get("XLA_FLAGS", "")
     missing = [flag for flag in CPU_XLA_FLAGS if flag.split("=")[0] not in present]
     os.environ["XLA_FLAGS"] = " ".join([present, *missing]).strip()
@@ -58,8 +58,9 @@ def configure_jax(config: CompileConfig) -> Path | None:
         folder = str(cache_root() / "compiled")
     if not folder:
         return None
-    jax.config.update("jax_compilation_cache_dir", folder)
-    return Path(folder) / "programs"
+    # Not both caches: a program that XLA:CPU loaded from jax's cannot be written again; it then lacks its functions.
+    jax.config.update("jax_enable_compilation_cache", False)
+    return Path(folder)
 
 
 def detect_platform() -> Platform:

@@ -44,9 +44,13 @@ def _ladder(first: int, factor: int, budget: int, max_num_seqs: int) -> list[int
     return sorted(sizes)
 
 
-def smallest_fitting(layouts: list[Layout], num_tokens: int, num_rows: int) -> Layout:
-    """The first layout of the ladder that holds the step."""
-    for layout in layouts:
-        if num_tokens <= layout.num_tokens and num_rows <= layout.num_rows:
-            return layout
-    raise AssertionError(f"no bucket holds {num_tokens} tokens of {num_rows} rows")
+def fitting(layouts: list[Layout], num_tokens: int, num_rows: int) -> list[Layout]:
+    """The layouts of the ladder that hold the step, the smallest first."""
+    found = [layout for layout in layouts if num_tokens <= layout.num_tokens and num_rows <= layout.num_rows]
+    assert found, f"no bucket holds {num_tokens} tokens of {num_rows} rows"
+    return found
+
+
+def is_essential(layout: Layout, budget: int, max_num_seqs: int) -> bool:
+    """Whether a start waits for this program: with one row, all rows and the budget any step can be run."""
+    return not layout.is_rich and layout.num_tokens in (1, min(max_num_seqs, budget), budget)

@@ -14,7 +14,7 @@ from jaxtyping import Array
 from pallas_kernels.ragged_paged_attention import copy_pages, make_pool
 from paxserve.config import EngineConfig
 from paxserve.engine.batch import Layout, SlotTable, needs_rich, pack
-from paxserve.engine.buckets import plain_layouts, rich_layouts, smallest_fitting
+from paxserve.engine.buckets import fitting, is_essential, plain_layouts, rich_layouts
 from paxserve.engine.logit_bias import BiasState, bias_row, bias_state
 from paxserve.engine.program_cache import ProgramCache
 from paxserve.engine.programs import Programs
@@ -68,7 +68,8 @@ class ModelRunner:
         self._identity = (type(model), model.config, max_model_len, config.compile.layer_execution)  # type: ignore[attr-defined]
         self._slots = SlotTable(self.shape.num_slots, max_pages)
         self._bias_states: dict[int, tuple[Request, BiasState]] = {}
-        sizes = (budget, num_slots, cache.block_size, config.compile.compile_sizes)
+        self._limits = (budget, num_slots)
+        sizes = (*self._limits, cache.block_size, config.compile.compile_sizes)
         self._plain, self._rich_layouts = plain_layouts(*sizes), rich_layouts(*sizes)
         self._programs: Programs
         self._pool: Any = None
@@ -87,28 +88,31 @@ class ModelRunner:
     # Start
 
     def compile(self, cache_folder: Path | None) -> None:
-        """Allocate the device state and compile the programs, or load them; those of rich steps in the background."""
+        """Allocate the device state and compile the programs, or load them; all but the essential in the background."""
         shape = self.shape
         size = shape.num_slots * shape.width
         self._pool = jax.jit(self._make_pool)()
         arrays = [(leaf.shape, str(leaf.dtype)) for leaf in (*self._weights, *jax.tree.leaves(self._pool))]
         cache = ProgramCache(cache_folder, *self._identity, shape, arrays)
-        self._state = DeviceState(jnp.zeros(size, jnp.int32), jnp.zeros(shape.num_slots, jnp.int32))
-        slots_by_vocab = (shape.num_slots, shape.vocab_size)
-        self._rich = RichState(
-            jnp.zeros(slots_by_vocab, jnp.float32),
-            jnp.zeros(slots_by_vocab, jnp.int32),
-            jnp.zeros(slots_by_vocab, bool),
+        # Transfers rather than jnp.zeros: every shape of that would be a program to compile.
+        self._state = jax.device_put(DeviceState(np.zeros(size, np.int32), np.zeros(shape.num_slots, np.int32)))
+        self._rich = jax.device_put(
+            RichState(
+                np.zeros((shape.num_slots, shape.vocab_size), np.float32),
+                np.zeros((shape.num_slots, shape.vocab_size), np.int32),
+                np.zeros((shape.num_slots, shape.vocab_size), bool),
+            )
         )
         # The steps' arguments are donated as soon as one runs; those compiled in the background only need their shapes.
         weights, pool, state, rich = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (self._weights, self._pool, self._state, self._rich)
         )
-        plain = {layout: partial(self._compile_step, layout, weights, pool, state, None) for layout in self._plain}
-        rare = {
-            layout: partial(self._compile_step, layout, weights, pool, state, rich) for layout in self._rich_layouts
+        jobs: dict[Hashable, Callable[[], Any]] = {
+            layout: partial(self._compile_step, layout, weights, pool, state, rich if layout.is_rich else None)
+            for layout in (*self._plain, *self._rich_layouts)
         }
-        self._programs = Programs(cache, plain | self._helper_jobs(pool, state, rich), rare)
+        needed = {layout: jobs.pop(layout) for layout in self._plain if is_essential(layout, *self._limits)}
+        self._programs = Programs(cache, needed | self._helper_jobs(pool, state, rich), jobs)
 
     def _helper_jobs(self, pool: Any, state: Any, rich: Any) -> dict[Hashable, Callable[[], Any]]:
         """What to compile for the small programs that run ahead of a step, by name."""
@@ -137,7 +141,8 @@ class ModelRunner:
     def launch(self, step: ScheduledStep) -> Launched:
         """Start a step on the device without waiting for it or for any step before it."""
         is_rich = needs_rich(step)
-        layout = smallest_fitting(self._rich_layouts if is_rich else self._plain, step.num_tokens, len(step.rows))
+        layouts = fitting(self._rich_layouts if is_rich else self._plain, step.num_tokens, len(step.rows))
+        layout: Layout = self._programs.choose(layouts)
         if step.page_copies:
             self._copy_pages(step.page_copies)
         indices, values = self._table_changes(step, layout)

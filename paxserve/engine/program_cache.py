@@ -2,7 +2,8 @@
 
 jax's own compilation cache is keyed by the lowered program, which takes most of a warm start to make. Here
 the key is what the program is made from: the sources of these packages, the versions of jax and the
-compiler, its flags, the device, and the shapes. A file that cannot be used is compiled again.
+compiler, its flags, the device, and the shapes. A file that cannot be used is compiled again. jax's own cache
+must be off meanwhile (see `platform.configure_jax`).
 """
 
 import hashlib

@@ -1,13 +1,13 @@
-"""The compiled programs of an engine: those every start needs at once, and the rarer ones that may come after.
+"""The compiled programs of an engine: those a start waits for, and those that may come after.
 
-Compiling runs in threads. What is asked for before it is compiled is waited for, so nothing is ever
-compiled twice or on the step's own thread.
+Compiling runs in threads, never on the step's own. A step takes the smallest program that fits it and is
+compiled, and waits only if there is none.
 """
 
 import logging
 import os
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -40,6 +40,10 @@ class Programs:
     def __getitem__(self, key: Hashable) -> Any:
         """The program, waited for if it is still being compiled."""
         return self._futures[key].result()
+
+    def choose(self, keys: Sequence[Hashable]) -> Any:
+        """The first of these keys whose program is compiled; if none is, the first one."""
+        return next((key for key in keys if self._futures[key].done()), keys[0])
 
     def __len__(self) -> int:
         """Programs that are compiled."""
