@@ -16,6 +16,7 @@ from flax import nnx
 from jax.sharding import Sharding
 from jax.typing import DTypeLike
 
+from models import find_architecture
 from models.layers.initializer import fill
 from models.layers.weight_map import LoadMap, Source
 from paxserve.errors import ConfigError
@@ -30,6 +31,18 @@ NOT_WEIGHTS = re.compile(
 )
 MAX_NAMES_SHOWN = 8
 READERS = 2
+
+
+def choose_architecture(checkpoint: Checkpoint) -> tuple[ModuleType, Any]:
+    """The family's module and its configuration for a checkpoint.
+
+    Raises `ConfigError` for a family or a setting that is not supported.
+    """
+    try:
+        architecture = find_architecture(checkpoint.hf_config)
+        return architecture, architecture.Config.from_hf(checkpoint.hf_config)
+    except ValueError as error:
+        raise ConfigError(f"{checkpoint.name}: {error}") from error
 
 
 def load_model(

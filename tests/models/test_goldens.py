@@ -38,12 +38,20 @@ GOLDENS = (
     "stablelm",
     "starcoder2",
 )
-TOLERANCE = 1e-4  # the issue asks for 1e-3; what was measured is below 3e-5
+TOLERANCE = 1e-4  # of float32 log-probabilities; what was measured is below 3e-5
 
 
-@pytest.mark.parametrize("execution", ["looped", "scanned"])
-@pytest.mark.parametrize("name", GOLDENS)
+EXECUTIONS = ("looped", "scanned")
+
+
+@pytest.mark.parametrize(("name", "execution"), [(name, EXECUTIONS[i % 2]) for i, name in enumerate(GOLDENS)])
 def test_golden(name, execution):
+    check_golden(name, (0, 1, 2), layer_execution=execution)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "execution"), [(name, EXECUTIONS[1 - i % 2]) for i, name in enumerate(GOLDENS)])
+def test_golden_run_the_other_way(name, execution):
     check_golden(name, (0, 1, 2), layer_execution=execution)
 
 

@@ -14,7 +14,7 @@ from models.layers.config import DecoderConfig
 from models.layers.weight_map import stored, transposed
 from paxserve.errors import ConfigError
 from paxserve.loaders.tensor_spec import TensorSpec
-from paxserve.loaders.weights import load_model
+from paxserve.loaders.weights import choose_architecture, load_model
 from tests.paxserve.loaders.tiny_checkpoints import (
     FFN,
     HEAD_DIM,
@@ -265,3 +265,13 @@ def test_tensor_under_its_other_name():
     np.testing.assert_array_equal(load(arrays, Renamed).norm.weight.get_value(), expected)
     arrays["model.final_norm.weight"] = arrays.pop("model.norm.weight")
     np.testing.assert_array_equal(load(arrays, Renamed).norm.weight.get_value(), expected)
+
+
+def test_unsupported_architectures_and_settings_are_configuration_errors():
+    checkpoint = MemoryCheckpoint({})
+    checkpoint.hf_config = {"model_type": "lama"}
+    with pytest.raises(ConfigError, match=r"tiny: model_type 'lama' is not supported.*closest one is llama"):
+        choose_architecture(checkpoint)
+    checkpoint.hf_config = {"model_type": "llama", "hidden_size": 64}
+    with pytest.raises(ConfigError, match="tiny: config.json lacks vocab_size"):
+        choose_architecture(checkpoint)
