@@ -157,8 +157,8 @@ class ParallelConfig:
 class CompileConfig:
     """Which programs are compiled, and how attention and layers are lowered."""
 
-    attention_backend: Literal["auto", "reference", "xla"] = "auto"
-    """Implementation of paged attention; auto is the fastest one for the platform."""
+    attention_backend: Literal["auto", "reference", "xla", "tpu", "interpret"] = "auto"
+    """Implementation of paged attention; auto is xla. tpu has not run on a chip yet, interpret is its simulation."""
     layer_execution: Literal["auto", "unrolled", "scanned", "looped"] = "auto"
     """Layers one after another in the program, a loop over stacked weights, or a loop over separate ones (CPU)."""
     compile_sizes: list[int] = field(default_factory=list)

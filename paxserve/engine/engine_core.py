@@ -17,7 +17,6 @@ import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 
-from models import find_architecture
 from pallas_kernels.ragged_paged_attention import pool_bytes_per_page
 from paxserve.config import EngineConfig
 from paxserve.engine.kv_cache import PagePool
@@ -26,7 +25,7 @@ from paxserve.engine.request import expand_choices
 from paxserve.engine.scheduler import Scheduler
 from paxserve.errors import ConfigError, RequestError
 from paxserve.loaders.checkpoint import open_checkpoint
-from paxserve.loaders.weights import load_model
+from paxserve.loaders.weights import choose_architecture, load_model
 from paxserve.messages import EngineOutput, EngineRequest, EngineStats, ModelInfo
 from paxserve.platform import configure_jax, detect_platform, kv_pool_bytes, resolve
 
@@ -46,8 +45,7 @@ class EngineCore:
         platform = detect_platform()
         config = resolve(config, platform)
         checkpoint = open_checkpoint(config.model)
-        architecture = find_architecture(checkpoint.hf_config)
-        model_config = architecture.Config.from_hf(checkpoint.hf_config)
+        architecture, model_config = choose_architecture(checkpoint)
         dtype = platform.dtype(config.model.dtype, _checkpoint_dtype(checkpoint.hf_config))
         max_model_len = _max_model_len(config.model.max_model_len, model_config.max_position_embeddings)
         clock.end("open")

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from tests.engine_driver import GOLDENS as GOLDENS_FOLDER
 from tests.engine_driver import golden_data, log_softmax, make_core, request, run
 
 GOLDENS = (
@@ -81,3 +82,20 @@ def test_golden_with_preemption(name, caching):
     assert core.stats().num_preemptions > 0
     for i, source in enumerate((1, 1, 1, 2)):
         assert results[str(i), 0].token_ids == data[f"greedy_{source}"].tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", sorted({p.parent.name for p in GOLDENS_FOLDER.glob("*/golden.npz")} - {*GOLDENS, "phi3_longrope"})
+)
+def test_golden_of_every_other_family(name):
+    """In chunks of 8 tokens, together, with prefix caching."""
+    core = make_core(name, max_num_batched_tokens=8, compile_sizes=[8])
+    check_golden(core, name, together=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_golden_on_the_interpreted_tpu_kernels(name):
+    core = make_core(name, attention_backend="interpret", block_size=16, compile_sizes=[8])
+    check_golden(core, name, together=True)
