@@ -6,9 +6,12 @@ compiled, and waits only if there is none.
 
 import logging
 import os
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from paxserve.engine.program_cache import ProgramCache
@@ -27,11 +30,10 @@ class Programs:
     def __init__(self, cache: ProgramCache, needed: Jobs, later: Jobs) -> None:
         """Compile (or load) the `needed` programs before returning, and `later` ones in the background."""
         started = time.perf_counter()
-        executor = ThreadPoolExecutor(min(MAX_WORKERS, os.cpu_count() or 1), thread_name_prefix="compile")
-        self._futures: dict[Hashable, Future[Any]] = {
-            key: executor.submit(cache.get, repr(key), job) for key, job in (*needed.items(), *later.items())
-        }
-        executor.shutdown(wait=False)
+        queue = deque((key, partial(cache.get, repr(key), job)) for key, job in (*needed.items(), *later.items()))
+        self._futures: dict[Hashable, Future[Any]] = {key: Future() for key, _ in queue}
+        for number in range(min(MAX_WORKERS, os.cpu_count() or 1)):
+            threading.Thread(target=_work, args=(queue, self._futures), name=f"compile-{number}").start()
         for key in needed:
             self._futures[key].result()
         seconds = time.perf_counter() - started
@@ -53,3 +55,17 @@ class Programs:
         """Return once every program is compiled."""
         for future in self._futures.values():
             future.result()
+
+
+def _work(queue: deque[tuple[Hashable, Callable[[], Any]]], futures: Mapping[Hashable, Future[Any]]) -> None:
+    """Compile what is queued; what is still queued when the program ends is left, so that nobody waits for it."""
+    main = threading.main_thread()
+    while main.is_alive():
+        try:
+            key, job = queue.popleft()
+        except IndexError:
+            return
+        try:
+            futures[key].set_result(job())
+        except BaseException as error:  # whoever asks for the program gets it
+            futures[key].set_exception(error)
