@@ -94,14 +94,10 @@ class ModelRunner:
         self._pool = jax.jit(self._make_pool)()
         arrays = [(leaf.shape, str(leaf.dtype)) for leaf in (*self._weights, *jax.tree.leaves(self._pool))]
         cache = ProgramCache(cache_folder, *self._identity, shape, arrays)
-        # Transfers rather than jnp.zeros: every shape of that would be a program to compile.
-        self._state = jax.device_put(DeviceState(np.zeros(size, np.int32), np.zeros(shape.num_slots, np.int32)))
-        self._rich = jax.device_put(
-            RichState(
-                np.zeros((shape.num_slots, shape.vocab_size), np.float32),
-                np.zeros((shape.num_slots, shape.vocab_size), np.int32),
-                np.zeros((shape.num_slots, shape.vocab_size), bool),
-            )
+        slots, slots_by_vocab = shape.num_slots, (shape.num_slots, shape.vocab_size)
+        self._state = DeviceState(_zeros(size, np.int32), _zeros(slots, np.int32))
+        self._rich = RichState(
+            _zeros(slots_by_vocab, np.float32), _zeros(slots_by_vocab, np.int32), _zeros(slots_by_vocab, np.bool_)
         )
         # The steps' arguments are donated as soon as one runs; those compiled in the background only need their shapes.
         weights, pool, state, rich = jax.tree.map(
@@ -237,6 +233,11 @@ class ModelRunner:
             self._bias_states[request.slot] = (request, state)
             bias = bias_row(request, state, self.shape.vocab_size)
             self._rich = self._programs["bias"](self._rich, np.int32(request.slot), bias)
+
+
+def _zeros(shape: int | tuple[int, ...], dtype: type[np.generic]) -> Array:
+    """Zeros on the device by a transfer: every shape of `jnp.zeros` would be a program to compile."""
+    return jax.device_put(np.zeros(shape, dtype))
 
 
 def _update_table(state: DeviceState, indices: Array, values: Array) -> DeviceState:
