@@ -1,6 +1,10 @@
 """CPU with 8 simulated devices, and no implicit rank promotion anywhere."""
 
 import os
+import signal
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, which some of them send to themselves.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"

@@ -169,7 +169,7 @@ def test_long_texts_are_tokenized_beside_the_event_loop():
 
     length, ticks = run(test)
     assert length == 5
-    assert ticks > 5
+    assert ticks > 1  # a call that held up the loop would leave it none
 
 
 def test_a_request_that_cannot_be_sent_leaves_nothing_behind():
