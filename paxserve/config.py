@@ -32,6 +32,11 @@ def cache_root() -> Path:
     return Path(os.environ.get("PAXSERVE_CACHE") or Path.home() / ".cache" / "paxserve")
 
 
+def environment_api_key() -> str | None:
+    """The key that servers ask for, and our clients present, when no flag names one."""
+    return os.environ.get("PAXSERVE_API_KEY") or os.environ.get("VLLM_API_KEY") or None
+
+
 def _expect(condition: bool, name: str, expected: str, got: object) -> None:
     if not condition:
         raise ConfigError(f"{name} must be {expected}, got {got!r}.")
@@ -226,7 +231,7 @@ class ServerConfig:
         _expect(0 <= self.port < 65536, "port", "between 0 and 65535", self.port)
         _expect(self.shutdown_timeout >= 0, "shutdown_timeout", "at least 0", self.shutdown_timeout)
         if not self.api_key:
-            key = os.environ.get("PAXSERVE_API_KEY") or os.environ.get("VLLM_API_KEY")
+            key = environment_api_key()
             object.__setattr__(self, "api_key", [key] if key else [])
 
 

@@ -1,7 +1,6 @@
 """How long a server takes from its launch to its first token, and how much memory that takes."""
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -15,6 +14,7 @@ import httpx
 
 from paxserve.bench.process_memory import peak_bytes
 from paxserve.client import client_options, error_text
+from paxserve.config import environment_api_key
 from paxserve.errors import ConfigError
 
 POLL_SECONDS = 0.02
@@ -34,6 +34,7 @@ def measure_startup(model: str, serve_arguments: Sequence[str], *, is_cold: bool
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="paxserve-cold-")),
             ]
         root = f"http://127.0.0.1:{free_port()}"
+        more += ["--uvicorn-log-level", "warning"]
         command = [sys.executable, "-m", "paxserve", "serve", model, *serve_arguments, *more]
         begin = time.perf_counter()
         process = stack.enter_context(_running([*command, "--host", "127.0.0.1", "--port", root.rpartition(":")[2]]))
@@ -59,7 +60,7 @@ def free_port() -> int:
 @contextlib.contextmanager
 def _running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     """The process while the block runs; then SIGTERM, and SIGKILL if that does not end it."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | {"PAXSERVE_LOG_LEVEL": "WARNING"})
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         yield process
     finally:
@@ -91,4 +92,4 @@ def _api_key(serve_arguments: Sequence[str]) -> str | None:
     """The key that the server's own arguments or environment set."""
     if "--api-key" in serve_arguments[:-1]:
         return serve_arguments[serve_arguments.index("--api-key") + 1]
-    return os.environ.get("PAXSERVE_API_KEY") or os.environ.get("VLLM_API_KEY")
+    return environment_api_key()

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from paxserve.config import environment_api_key
 from paxserve.errors import ConfigError
 
 USAGE = "[--base-url URL] [--dataset random|FILE] [flags]"
@@ -54,7 +55,12 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         "--base-url", default="http://127.0.0.1:8000", metavar="URL", help="address (default: http://127.0.0.1:8000)"
     )
     server.add_argument("--model", metavar="NAME", help="the model's name there (default: the first it serves)")
-    server.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    server.add_argument(
+        "--api-key",
+        default=environment_api_key(),
+        metavar="KEY",
+        help="the server's key (default: PAXSERVE_API_KEY or VLLM_API_KEY)",
+    )
 
 
 def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:

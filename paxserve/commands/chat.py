@@ -3,11 +3,11 @@
 import argparse
 import contextlib
 import dataclasses
-import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from paxserve.config import environment_api_key
 from paxserve.errors import ConfigError, RequestError
 from paxserve.flags import ENGINE_SECTIONS, add_flags, engine_arguments, flags_of
 from paxserve.sampling_flags import add_sampling_flags, sampling_values
@@ -30,9 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where the model is, the system prompt, sampling, and every flag of the engine."""
     group = parser.add_argument_group("conversation")
     group.add_argument("--url", metavar="URL", help="a running server, such as http://127.0.0.1:8000")
-    group.add_argument(
-        "--api-key", metavar="KEY", help="the server's key (default: PAXSERVE_API_KEY or OPENAI_API_KEY)"
-    )
+    group.add_argument("--api-key", metavar="KEY", help="the server's key (default: PAXSERVE_API_KEY or VLLM_API_KEY)")
     group.add_argument("--system", metavar="TEXT", help="a system prompt")
     add_sampling_flags(parser)
     add_flags(parser, ENGINE_SECTIONS)
@@ -117,7 +115,7 @@ def remote_answer(arguments: argparse.Namespace) -> Answer:
         option = min(given).replace("_", "-")
         raise ConfigError(f"--{option} is the engine's: it cannot be combined with --url, whose server has its own.")
     root = server_root(arguments.url)
-    key = arguments.api_key or os.environ.get("PAXSERVE_API_KEY") or os.environ.get("OPENAI_API_KEY")
+    key = arguments.api_key or environment_api_key()
     model = getattr(arguments, "model", None) or served_model(root, key)
     values = sampling_values(arguments)
 
