@@ -11,6 +11,9 @@ from pallas_kernels.ragged_paged_attention.metadata import AttentionMetadata
 from pallas_kernels.ragged_paged_attention.xla_decode import gather, visible_from
 from pallas_kernels.ragged_paged_attention.xla_tiling import NEGATIVE, LayerPages, Tiling, soft_cap
 
+FAR = 4
+"""How many times larger blocks of keys are far from a tile's own tokens."""
+
 Carry = tuple[Float[Array, "K G tile"], Float[Array, "K G tile"], Float[Array, "K G tile H"]]
 """Largest logit, sum of exponentials, and weighted sum of values of each query so far."""
 
@@ -52,7 +55,7 @@ def attend_prefill(
     num_kv_heads, tile, page_size = layer.num_kv_heads, tiling.tile, layer.page_size
     groups = num_heads // num_kv_heads
     # Far from the tile's own tokens blocks are larger and, without a window, need no mask.
-    far_pages, edge_pages = 2 * tiling.edge_pages, tiling.edge_pages
+    far_pages, edge_pages = FAR * tiling.edge_pages, tiling.edge_pages
     table = jnp.pad(metadata.page_table, ((0, 0), (0, far_pages - 1)))
 
     def attend_tile(index: Array, out: Array) -> Array:
@@ -87,7 +90,7 @@ def attend_prefill(
         first = 0 if window is None else visible_from(positions[0] + 1, window) // (far_pages * page_size)
         num_far, num_edge = (positions[0] + 1) // (far_pages * page_size), -(-stop // (edge_pages * page_size))
         carry = lax.fori_loop(first, num_far, partial(attend_block, far_pages, window is not None), carry)
-        _, total, acc = lax.fori_loop(2 * num_far, num_edge, partial(attend_block, edge_pages, True), carry)
+        _, total, acc = lax.fori_loop(FAR * num_far, num_edge, partial(attend_block, edge_pages, True), carry)
         result = acc / jnp.where(total > 0, total, 1.0)[..., None]
         result = jnp.transpose(result, (2, 0, 1, 3)).reshape(tile, num_heads, head_dim)
         old = lax.dynamic_slice_in_dim(out, first_token, tile)

@@ -24,7 +24,7 @@ class Tiling(NamedTuple):
     tile: int
     """Query tokens of a prefill tile."""
     edge_pages: int
-    """Pages of keys that a prefill tile meets an iteration near its own tokens; twice as many further back."""
+    """Pages of keys that a prefill tile meets an iteration near its own tokens; four times as many further back."""
 
 
 def choose_tiling(
