@@ -34,7 +34,7 @@ def choose_tiling(
     chunk_pages = min(max(1, 64 // page_size), width)
     item_bytes = 4 * chunk_pages * page_size * num_kv_heads * head_dim
     num_items = max(1, min(4 * num_tokens, BLOCK_BYTES // item_bytes))
-    tile = max(1, min(num_tokens, 64, max(16, 640 // num_heads // 16 * 16)))
+    tile = max(1, min(num_tokens, 32, max(16, 640 // num_heads // 16 * 16)))  # 64: many short rows leave it half empty
     return Tiling(chunk_pages, num_items, tile, chunk_pages)
 
 
