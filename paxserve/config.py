@@ -96,7 +96,7 @@ class CacheConfig:
     gpu_memory_utilization: float = 0.92
     """Share of the accelerator's memory to use for weights, KV pool and temporaries."""
     kv_cache_memory_bytes: int | None = None
-    """Size of the KV pool (accepts 2G); by default what gpu_memory_utilization leaves, on CPU at most 1.25 GiB."""
+    """Size of the KV pool (accepts 2G); by default what gpu_memory_utilization leaves, on CPU at most 1.1 GiB."""
     num_gpu_blocks_override: int | None = None
     """Number of KV pages, whatever the memory."""
     enable_prefix_caching: bool = True

@@ -12,7 +12,7 @@ from paxserve.config import CompileConfig, EngineConfig, cache_root
 CPU_XLA_FLAGS = ("--xla_cpu_prefer_vector_width=512",)
 """Measured in docs/performance.md; they act only on XLA:CPU."""
 
-CPU_KV_POOL_BYTES = int(1.25 * 2**30)
+CPU_KV_POOL_BYTES = int(1.1 * 2**30)
 """Default KV pool on CPU, where the memory is shared with everything else on the machine."""
 
 
