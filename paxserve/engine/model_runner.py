@@ -1,33 +1,25 @@
 """The device side of the engine: compiles every program up front, launches steps, reads their results."""
 
 from collections.abc import Callable, Hashable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from pallas_kernels.ragged_paged_attention import copy_pages, make_pool
 from paxserve.config import EngineConfig
 from paxserve.engine.batch import Layout, SlotTable, needs_rich, pack
-from paxserve.engine.buckets import fitting, is_essential, plain_layouts, rich_layouts
+from paxserve.engine.buckets import fitting
 from paxserve.engine.logit_bias import BiasState, bias_row, bias_state
 from paxserve.engine.program_cache import ProgramCache
+from paxserve.engine.program_specs import NUM_COPIES, NUM_UPDATES, ProgramSpecs
 from paxserve.engine.programs import Programs
 from paxserve.engine.request import Request
 from paxserve.engine.scheduler import RowResult, ScheduledStep
-from paxserve.engine.step import DeviceState, RichState, StepOutput, StepShape, make_step
+from paxserve.engine.step import DeviceState, RichState, StepOutput, StepShape
 from paxserve.messages import TokenLogprobs
-
-NUM_UPDATES = 1024
-"""Slot-table changes that one run of the `update` program applies."""
-
-NUM_COPIES = 64
-"""Pages that one run of the `copy` program copies."""
 
 
 class Launched(NamedTuple):
@@ -42,35 +34,11 @@ class ModelRunner:
     """Owns the weights, the KV pool and the device state of one engine."""
 
     def __init__(self, model: nnx.Module, config: EngineConfig, *, num_pages: int, max_model_len: int) -> None:
-        cache = config.cache
-        num_slots, budget = config.scheduler.limits
-        graphdef, params = nnx.split(model)
-        self._weights, treedef = jax.tree.flatten(params)
-        self._graphdef, self._treedef = graphdef, treedef
-        vocab_size = model.config.vocab_size  # type: ignore[attr-defined]
-        spec = model.cache_spec  # type: ignore[attr-defined]
-        max_pages = -(-max_model_len // cache.block_size)
-        top = config.model.max_logprobs
-        self.shape = StepShape(
-            num_slots=num_slots,
-            max_pages=max_pages,
-            vocab_size=vocab_size,
-            num_top_logprobs=vocab_size if top == -1 else min(top, vocab_size),
-            backend=config.compile.attention_backend,
-        )
-        kv_dtype = config.cache.kv_cache_dtype
-        self._make_pool = partial(
-            make_pool, self.shape.backend, num_layers=spec.num_layers, num_pages=num_pages, page_size=cache.block_size,
-            num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim,
-            dtype=jnp.dtype(config.model.dtype if kv_dtype == "auto" else kv_dtype),
-        )  # fmt: skip
-        self._num_pages = num_pages
-        self._identity = (type(model), model.config, max_model_len, config.compile.layer_execution)  # type: ignore[attr-defined]
-        self._slots = SlotTable(self.shape.num_slots, max_pages)
+        self._specs = ProgramSpecs(model, config, num_pages=num_pages, max_model_len=max_model_len)
+        self.shape = self._specs.shape
+        self._weights = jax.tree.leaves(nnx.state(model))
+        self._slots = SlotTable(self.shape.num_slots, self.shape.max_pages)
         self._bias_states: dict[int, tuple[Request, BiasState]] = {}
-        self._limits = (budget, num_slots)
-        sizes = (*self._limits, cache.block_size, config.compile.compile_sizes)
-        self._plain, self._rich_layouts = plain_layouts(*sizes), rich_layouts(*sizes)
         self._programs: Programs
         self._pool: Any = None
         self._state: DeviceState
@@ -89,56 +57,23 @@ class ModelRunner:
 
     def compile(self, cache_folder: Path | None) -> None:
         """Allocate the device state and compile the programs, or load them; all but the essential in the background."""
-        shape = self.shape
-        size = shape.num_slots * shape.width
-        self._pool = jax.jit(self._make_pool)()
-        arrays = [(leaf.shape, str(leaf.dtype)) for leaf in (*self._weights, *jax.tree.leaves(self._pool))]
-        cache = ProgramCache(cache_folder, *self._identity, shape, arrays)
-        slots, slots_by_vocab = shape.num_slots, (shape.num_slots, shape.vocab_size)
-        self._state = DeviceState(_zeros(size, np.int32), _zeros(slots, np.int32))
-        self._rich = RichState(
-            _zeros(slots_by_vocab, np.float32), _zeros(slots_by_vocab, np.int32), _zeros(slots_by_vocab, np.bool_)
-        )
-        # The steps' arguments are donated as soon as one runs; those compiled in the background only need their shapes.
-        weights, pool, state, rich = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (self._weights, self._pool, self._state, self._rich)
-        )
+        specs = self._specs
+        self._pool = jax.jit(specs.make_pool)()
+        self._state, self._rich = jax.tree.map(_zeros, (specs.state, specs.rich))
         jobs: dict[Hashable, Callable[[], Any]] = {
-            layout: partial(self._compile_step, layout, weights, pool, state, rich if layout.is_rich else None)
-            for layout in (*self._plain, *self._rich_layouts)
+            layout: specs.step(layout).compile for layout in (*specs.plain_layouts, *specs.rich_layouts)
         }
-        needed = {layout: jobs.pop(layout) for layout in self._plain if is_essential(layout, *self._limits)}
-        self._programs = Programs(cache, needed | self._helper_jobs(pool, state, rich), jobs)
-
-    def _helper_jobs(self, pool: Any, state: Any, rich: Any) -> dict[Hashable, Callable[[], Any]]:
-        """What to compile for the small programs that run ahead of a step, by name."""
-        shape, abstract = self.shape, jax.ShapeDtypeStruct
-        pairs, copies = abstract((NUM_UPDATES,), jnp.int32), abstract((NUM_COPIES,), jnp.int32)
-        slot, row = abstract((), jnp.int32), partial(abstract, (shape.vocab_size,))
-        helpers = {
-            "update": (_update_table, (state, pairs, pairs)),
-            "copy": (partial(copy_pages, backend=shape.backend), (pool, copies, copies)),
-            "bias": (_set_bias, (rich, slot, row(jnp.float32))),
-            "counts": (_set_counts, (rich, slot, row(jnp.int32), row(bool))),
-        }
-        jobs: dict[Hashable, Callable[[], Any]] = {}
-        for name, (function, arguments) in helpers.items():
-            lower = jax.jit(function, donate_argnums=0).lower
-            jobs[name] = lambda lower=lower, arguments=arguments: lower(*arguments).compile()
-        return jobs
-
-    def _compile_step(self, layout: Layout, weights: Any, pool: Any, state: Any, rich: Any) -> Any:
-        step = make_step(self._graphdef, self._treedef, layout, self.shape)
-        packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32)
-        return jax.jit(step, donate_argnums=(1, 2, 3)).lower(weights, pool, state, rich, packed).compile()
+        needed: dict[Hashable, Callable[[], Any]] = {layout: jobs.pop(layout) for layout in specs.essential_layouts()}
+        needed |= {name: program.compile for name, program in specs.helpers().items()}
+        self._programs = Programs(ProgramCache(cache_folder, *specs.identity), needed, jobs)
 
     # One step
 
     def launch(self, step: ScheduledStep) -> Launched:
         """Start a step on the device without waiting for it or for any step before it."""
         is_rich = needs_rich(step)
-        layouts = fitting(self._rich_layouts if is_rich else self._plain, step.num_tokens, len(step.rows))
-        layout: Layout = self._programs.choose(layouts)
+        layouts = self._specs.rich_layouts if is_rich else self._specs.plain_layouts
+        layout: Layout = self._programs.choose(fitting(layouts, step.num_tokens, len(step.rows)))
         if step.page_copies:
             self._copy_pages(step.page_copies)
         indices, values = self._table_changes(step, layout)
@@ -209,7 +144,7 @@ class ModelRunner:
     def _copy_pages(self, copies: list[tuple[int, int]]) -> None:
         for start in range(0, len(copies), NUM_COPIES):
             chunk = np.array(copies[start : start + NUM_COPIES], np.int32)
-            padded = np.full((2, NUM_COPIES), self._num_pages, np.int32)
+            padded = np.full((2, NUM_COPIES), self._specs.num_pages, np.int32)
             padded[:, : len(chunk)] = chunk.T
             self._pool = self._programs["copy"](self._pool, padded[0], padded[1])
 
@@ -235,23 +170,9 @@ class ModelRunner:
             self._rich = self._programs["bias"](self._rich, np.int32(request.slot), bias)
 
 
-def _zeros(shape: int | tuple[int, ...], dtype: type[np.generic]) -> Array:
+def _zeros(spec: jax.ShapeDtypeStruct) -> Array:
     """Zeros on the device by a transfer: every shape of `jnp.zeros` would be a program to compile."""
-    return jax.device_put(np.zeros(shape, dtype))
-
-
-def _update_table(state: DeviceState, indices: Array, values: Array) -> DeviceState:
-    return state._replace(table=state.table.at[indices].set(values, mode="drop"))
-
-
-def _set_bias(rich: RichState, slot: Array, bias: Array) -> RichState:
-    return rich._replace(bias=rich.bias.at[slot].set(bias))
-
-
-def _set_counts(rich: RichState, slot: Array, counts: Array, in_prompt: Array) -> RichState:
-    return rich._replace(
-        output_counts=rich.output_counts.at[slot].set(counts), in_prompt=rich.in_prompt.at[slot].set(in_prompt)
-    )
+    return jax.device_put(np.zeros(spec.shape, spec.dtype))
 
 
 def _host(arrays: Any) -> Any:

@@ -1,0 +1,148 @@
+"""What an engine's programs are made from: their functions and the shapes, types and places of their arguments.
+
+Nothing here needs a weight or a device: the engine compiles these for the devices it has, `paxserve plan` and the tests
+for devices that are only described.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Float32, Int32
+
+from pallas_kernels.ragged_paged_attention import copy_pages, make_pool
+from paxserve.config import EngineConfig
+from paxserve.engine.batch import Layout
+from paxserve.engine.buckets import is_essential, plain_layouts, rich_layouts
+from paxserve.engine.step import DeviceState, RichState, StepShape, make_step
+
+NUM_UPDATES = 1024
+"""Slot-table changes that one run of the `update` program applies."""
+
+NUM_COPIES = 64
+"""Pages that one run of the `copy` program copies."""
+
+
+class Program(NamedTuple):
+    """A function, its abstract arguments, and which of them it may overwrite."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    donated: tuple[int, ...]
+    mesh: Mesh | None
+    """The devices to compile for; None is jax's default device."""
+
+    def lower(self) -> Any:
+        """The traced and lowered program."""
+        with contextlib.nullcontext() if self.mesh is None else jax.set_mesh(self.mesh):
+            return jax.jit(self.function, donate_argnums=self.donated).lower(*self.arguments)
+
+    def compile(self) -> Any:
+        """The compiled program."""
+        return self.lower().compile()
+
+
+class ProgramSpecs:
+    """Every program of one engine. Arrays are described, never made: the model may be one of `nnx.eval_shape`."""
+
+    def __init__(
+        self, model: nnx.Module, config: EngineConfig, *, num_pages: int, max_model_len: int, mesh: Mesh | None = None
+    ) -> None:
+        """`config` is resolved: it has a dtype and a platform's defaults in place of every "auto" and None."""
+        num_slots, budget = config.scheduler.limits
+        self._graphdef, params = nnx.split(model)
+        vocab_size = model.config.vocab_size  # type: ignore[attr-defined]
+        spec = model.cache_spec  # type: ignore[attr-defined]
+        page_size, top = config.cache.block_size, config.model.max_logprobs
+        self.num_pages = num_pages
+        self.mesh = mesh
+        self.shape = StepShape(
+            num_slots=num_slots,
+            max_pages=-(-max_model_len // page_size),
+            vocab_size=vocab_size,
+            num_top_logprobs=vocab_size if top == -1 else min(top, vocab_size),
+            backend=config.compile.attention_backend,
+        )
+        kv_dtype = config.cache.kv_cache_dtype
+        self.make_pool: Callable[[], Any] = partial(
+            make_pool, self.shape.backend, num_layers=spec.num_layers, num_pages=num_pages, page_size=page_size,
+            num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim,
+            dtype=jnp.dtype(config.model.dtype if kv_dtype == "auto" else kv_dtype),
+        )  # fmt: skip
+        self._limits = (budget, num_slots)
+        sizes = (*self._limits, page_size, config.compile.compile_sizes)
+        self.plain_layouts, self.rich_layouts = plain_layouts(*sizes), rich_layouts(*sizes)
+        self._treedef = jax.tree.structure(params)
+        variables = jax.tree.leaves(params, is_leaf=lambda node: isinstance(node, nnx.Variable))
+        self.weights: list[jax.ShapeDtypeStruct] = [self._described_weight(variable) for variable in variables]
+        self.pool: Any = jax.tree.map(lambda x: self._described(x.shape, x.dtype), jax.eval_shape(self.make_pool))
+        self.state = DeviceState(*self._int32(num_slots * self.shape.width, num_slots))
+        by_vocab = partial(self._described, (num_slots, vocab_size))
+        self.rich = RichState(by_vocab(jnp.float32), by_vocab(jnp.int32), by_vocab(jnp.bool_))  # type: ignore[arg-type]
+        self._model_identity = (type(model), model.config, max_model_len, config.compile.layer_execution)  # type: ignore[attr-defined]
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """All that the programs depend on besides their names and the devices; what `repr` makes of it is stable."""
+        arrays = [(leaf.shape, str(leaf.dtype)) for leaf in (*self.weights, *jax.tree.leaves(self.pool))]
+        mesh = None if self.mesh is None else dict(self.mesh.shape)
+        return (*self._model_identity, self.shape, mesh, arrays)
+
+    def essential_layouts(self) -> Iterator[Layout]:
+        """The steps that a start waits for: with them any step that needs no rich program can be run."""
+        return (layout for layout in self.plain_layouts if is_essential(layout, *self._limits))
+
+    def step(self, layout: Layout) -> Program:
+        """The step of one bucket: `(weights, pool, state, rich, packed) -> (pool, state, rich, out)`."""
+        function = make_step(self._graphdef, self._treedef, layout, self.shape)
+        rich = self.rich if layout.is_rich else None
+        (packed,) = self._int32(layout.size)
+        return Program(function, (self.weights, self.pool, self.state, rich, packed), (1, 2, 3), self.mesh)
+
+    def helpers(self) -> dict[str, Program]:
+        """The small programs that run ahead of a step, by name; each overwrites its first argument."""
+        vocab_size = self.shape.vocab_size
+        slot, row = self._described((), jnp.int32), partial(self._described, (vocab_size,))
+        programs: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+            "update": (_update_table, (self.state, *self._int32(NUM_UPDATES, NUM_UPDATES))),
+            "copy": (
+                partial(copy_pages, backend=self.shape.backend),
+                (self.pool, *self._int32(NUM_COPIES, NUM_COPIES)),
+            ),
+            "bias": (_set_bias, (self.rich, slot, row(jnp.float32))),
+            "counts": (_set_counts, (self.rich, slot, row(jnp.int32), row(jnp.bool_))),
+        }
+        return {name: Program(*parts, (0,), self.mesh) for name, parts in programs.items()}
+
+    def _described(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        """An argument that every device of the mesh has whole."""
+        sharding = None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    def _described_weight(self, variable: nnx.Variable) -> jax.ShapeDtypeStruct:
+        value = variable.get_value()
+        return self._described(value.shape, value.dtype)
+
+    def _int32(self, *lengths: int) -> list[Any]:
+        return [self._described((length,), jnp.int32) for length in lengths]
+
+
+def _update_table(state: DeviceState, indices: Int32[Array, " U"], values: Int32[Array, " U"]) -> DeviceState:
+    return state._replace(table=state.table.at[indices].set(values, mode="drop"))
+
+
+def _set_bias(rich: RichState, slot: Int32[Array, ""], bias: Float32[Array, " V"]) -> RichState:
+    return rich._replace(bias=rich.bias.at[slot].set(bias))
+
+
+def _set_counts(
+    rich: RichState, slot: Int32[Array, ""], counts: Int32[Array, " V"], in_prompt: Bool[Array, " V"]
+) -> RichState:
+    return rich._replace(
+        output_counts=rich.output_counts.at[slot].set(counts), in_prompt=rich.in_prompt.at[slot].set(in_prompt)
+    )
