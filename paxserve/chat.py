@@ -6,7 +6,8 @@ from typing import Any
 
 from paxserve.chat_content import ContentFormat, detect_content_format
 from paxserve.errors import RequestError
-from paxserve.loaders.tokenizer import TOOL_TEMPLATE, Tokenizer
+from paxserve.loaders.chat_template import TOOL_TEMPLATE, ChatTemplates
+from paxserve.loaders.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 
@@ -20,7 +21,7 @@ RESERVED_KWARGS = {
 
 
 def render_chat_text(
-    tokenizer: Tokenizer,
+    tokenizer: ChatTemplates,
     messages: Sequence[Message],
     *,
     chat_template: str | None = None,

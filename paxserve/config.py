@@ -1,4 +1,4 @@
-"""Every setting of the engine and the server, checked once, in frozen dataclasses.
+"""Every setting of the engine, checked once, in frozen dataclasses (the server's are in `server_config`).
 
 Names, defaults and meanings follow vLLM's flags. Command-line flags, `--help` and the README's
 table are generated from these fields and the docstrings under them.
@@ -200,39 +200,6 @@ class EngineConfig:
         for section, kind in sections.items():
             check_types(kind, values[section])
         return cls(**{section: kind(**values[section]) for section, kind in sections.items()})
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerConfig:
-    """The HTTP server in front of the engine."""
-
-    host: str = "127.0.0.1"
-    """Address to listen on; anything but the loopback address should come with an API key."""
-    port: int = 8000
-    """Port to listen on; 0 picks a free one and prints it."""
-    api_key: list[str] = field(default_factory=list)
-    """Keys that clients may present; with none, the server is open (also from PAXSERVE_API_KEY, VLLM_API_KEY)."""
-    served_model_name: list[str] = field(default_factory=list)
-    """Names that clients may use for the model; by default the model as given."""
-    chat_template: str | None = None
-    """A Jinja chat template, or a file with one, instead of the tokenizer's."""
-    response_role: str = "assistant"
-    """Role that chat answers carry."""
-    uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = "info"
-    """Log level of the HTTP server."""
-    disable_uvicorn_access_log: bool = False
-    """Do not log each request."""
-    shutdown_timeout: float = 30.0
-    """Seconds that running requests get to finish after SIGTERM."""
-    max_request_body_bytes: int = 32 * 2**20
-    """Largest request body accepted."""
-
-    def __post_init__(self) -> None:
-        _expect(0 <= self.port < 65536, "port", "between 0 and 65535", self.port)
-        _expect(self.shutdown_timeout >= 0, "shutdown_timeout", "at least 0", self.shutdown_timeout)
-        if not self.api_key:
-            key = environment_api_key()
-            object.__setattr__(self, "api_key", [key] if key else [])
 
 
 def check_types(kind: type, values: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 from paxserve import config
 from paxserve.errors import ConfigError
+from paxserve.server_config import SERVER_SECTIONS, ServerConfig
 
 ALIASES = {"tensor_parallel_size": ("-tp",)}
 """Short forms that vLLM's users know."""
@@ -29,14 +30,14 @@ SECTIONS: dict[type, str] = {
     config.SchedulerConfig: "scheduler",
     config.ParallelConfig: "parallelism",
     config.CompileConfig: "compilation",
-    config.ServerConfig: "HTTP server",
+    **SERVER_SECTIONS,
 }
 """The configuration's parts, in the order in which help and README show them."""
 
 MARKERS = ("<!-- flags: made by `make readme` -->", "<!-- end of flags -->")
 """The lines of a document between which the table of flags stands."""
 
-ENGINE_SECTIONS = tuple(kind for kind in SECTIONS if kind is not config.ServerConfig)
+ENGINE_SECTIONS = tuple(kind for kind in SECTIONS if kind not in SERVER_SECTIONS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,10 +113,22 @@ def _argparse_options(flag: Flag) -> dict[str, Any]:
     if get_origin(kind) is Literal:
         return {"choices": get_args(kind)}
     if get_origin(kind) in (list, tuple):
-        return {"type": get_args(kind)[0], "nargs": "+", "action": "extend", "metavar": "ITEM"}
+        return {"type": get_args(kind)[0], "nargs": "+", "action": _ExtendAction, "metavar": "ITEM"}
     if get_origin(kind) is dict:
         return {"type": _json_object, "metavar": "JSON"}
     raise TypeError(f"{flag.name}: no flag can be made from the type {flag.annotation}.")
+
+
+class _ExtendAction(argparse.Action):
+    """Collects values over several uses of a flag; one value may also be a whole list as JSON, as vLLM has it."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        if len(values) == 1 and str(values[0]).startswith("["):
+            try:
+                values = json.loads(values[0])
+            except ValueError as error:
+                parser.error(f"argument {option_string}: expected a JSON list ({error})")
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest, ()), *values])
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -143,11 +156,11 @@ def engine_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
-def server_config(arguments: argparse.Namespace) -> config.ServerConfig:
+def server_config(arguments: argparse.Namespace) -> ServerConfig:
     """The HTTP server's configuration from parsed flags. Raises `ConfigError` for a value out of range."""
-    given = _given(arguments, [config.ServerConfig])
-    config.check_types(config.ServerConfig, given)
-    return config.ServerConfig(**given)
+    given = _given(arguments, list(SERVER_SECTIONS))
+    config.check_types(ServerConfig, given)
+    return ServerConfig(**given)
 
 
 def _given(arguments: argparse.Namespace, kinds: Sequence[type]) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 import argparse
 
-from paxserve.config import ServerConfig
-from paxserve.flags import ENGINE_SECTIONS, add_flags, engine_config, server_config
+from paxserve.flags import SECTIONS, add_flags, engine_config, server_config
 
 USAGE = "MODEL [flags]"
 DESCRIPTION = """\
@@ -27,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         help="Hugging Face folder or hub name, .gguf file, or smollm2-135m-instruct (a small demo model)",
     )
-    add_flags(parser, [*ENGINE_SECTIONS, ServerConfig])
+    add_flags(parser, list(SECTIONS))
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,13 +5,14 @@ import pkgutil
 from collections.abc import Iterator
 
 from fastapi import APIRouter, FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from paxserve import __version__
 from paxserve.entrypoints import openai, ops
 from paxserve.entrypoints.auth import ApiKeyGuard
-from paxserve.entrypoints.body_limit import BodyLimit
 from paxserve.entrypoints.context import ServingContext
 from paxserve.entrypoints.errors import add_error_handlers
+from paxserve.entrypoints.request_guard import RequestGuard
 
 
 def routers() -> Iterator[APIRouter]:
@@ -24,12 +25,22 @@ def routers() -> Iterator[APIRouter]:
 def create_app(context: ServingContext) -> FastAPI:
     """The application that serves `context`."""
     # Without redirects there is one spelling of each path, and so one decision about its key.
-    app = FastAPI(title="paxserve", version=__version__, redirect_slashes=False)
+    config = context.server_config
+    schema_url = None if config.disable_fastapi_docs else "/openapi.json"  # without it there are no docs either
+    app = FastAPI(title="paxserve", version=__version__, redirect_slashes=False, openapi_url=schema_url)
     app.state.context = context
     for router in routers():
         app.include_router(router)
     add_error_handlers(app)
-    app.add_middleware(BodyLimit, max_bytes=context.server_config.max_request_body_bytes)
-    if context.server_config.api_key:
-        app.add_middleware(ApiKeyGuard, keys=context.server_config.api_key)
+    # The last one added is asked first: who asks is settled before anything that was sent is read.
+    app.add_middleware(RequestGuard, config=config)
+    app.add_middleware(ApiKeyGuard, config=config)
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=config.allowed_methods,
+            allow_headers=config.allowed_headers,
+            allow_credentials=config.allow_credentials,
+        )
     return app

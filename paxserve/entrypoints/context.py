@@ -11,12 +11,14 @@ from fastapi import Request
 from starlette.responses import Response
 
 from paxserve import __version__
-from paxserve.config import EngineConfig, ServerConfig
+from paxserve.config import EngineConfig
 from paxserve.engine.async_engine import AsyncEngine
 from paxserve.entrypoints.protocol.generation import MAX_REQUEST_ID, is_plain_text
+from paxserve.entrypoints.template_renderer import TemplateRenderer
 from paxserve.errors import RequestError
 from paxserve.loaders.tokenizer import Tokenizer
 from paxserve.messages import ModelInfo
+from paxserve.server_config import ServerConfig
 
 
 @dataclass(kw_only=True)
@@ -35,6 +37,7 @@ class ServingContext:
         self.model_names = self.server_config.served_model_name or [self.engine_config.model.model]
         digest = hashlib.sha256(repr(self.engine_config).encode()).hexdigest()[:8]
         self.system_fingerprint = f"paxserve-{__version__}-{digest}"
+        self._renderer: TemplateRenderer | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -43,6 +46,21 @@ class ServingContext:
         if tokenizer is None:
             raise RequestError("This server has no tokenizer (skip_tokenizer_init): it takes token ids only.")
         return tokenizer
+
+    @property
+    def renderer(self) -> TemplateRenderer:
+        """What renders chat templates in processes of their own."""
+        if self._renderer is None:
+            config = self.server_config
+            self._renderer = TemplateRenderer(
+                self.tokenizer, seconds=config.chat_template_timeout, max_characters=config.max_prompt_characters
+            )
+        return self._renderer
+
+    def close(self) -> None:
+        """End the processes that were started for answers."""
+        if self._renderer is not None:
+            self._renderer.close()
 
     @property
     def default_values(self) -> dict[str, Any]:

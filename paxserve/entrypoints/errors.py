@@ -1,6 +1,7 @@
 """The one place where exceptions become answers, in the shape of OpenAI's errors."""
 
 import logging
+import re
 from typing import Any
 
 import msgspec
@@ -20,8 +21,12 @@ ERROR_TYPES = {
     403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
+    409: "ConflictError",
     413: "RequestTooLargeError",
     422: "UnprocessableEntityError",
+    429: "RateLimitError",
+    431: "RequestHeaderFieldsTooLargeError",
     500: "InternalServerError",
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
@@ -33,6 +38,14 @@ CLIENT_CLOSED_REQUEST = 499
 """The status for the log of a request whose client has gone."""
 
 INTERNAL_ERROR = "The server failed to answer; its log says why."
+
+SECRETS = (
+    (re.compile(r"Traceback \(most recent call last\):.*", re.DOTALL), "<traceback>"),
+    (re.compile(r'File "[^"\n]*", line \d+(, in \S+)?'), "<traceback>"),
+    (re.compile(r"0x[0-9a-fA-F]{6,}"), "<address>"),
+    (re.compile(r"(?<![\w.:/-])/(?:[\w.@+-]+/)+[\w.@+-]*"), "<path>"),
+)
+"""What tells of the machine and not of the request, and what stands in its place."""
 
 
 class ErrorInfo(msgspec.Struct):
@@ -57,12 +70,21 @@ def error_body(message: str, code: int, param: str | None = None, kind: str | No
     return ErrorBody(ErrorInfo(message, kind or ERROR_TYPES.get(code, "Error"), param, code))
 
 
+def without_secrets(message: str) -> str:
+    """The message without paths, addresses and tracebacks, which exceptions of libraries like to have."""
+    for pattern, substitute in SECRETS:
+        message = pattern.sub(substitute, message)
+    return message
+
+
 def body_of(error: Exception) -> ErrorBody:
     """The error body for an exception; what is not meant for users is logged and not told to them."""
     if isinstance(error, RequestError):
-        return error_body(error.message, error.code, error.param)
+        # The names in a 404 are those that clients are to use, even if they look like paths.
+        message = error.message if error.code == 404 else without_secrets(error.message)
+        return error_body(message, error.code, error.param)
     if isinstance(error, EngineDeadError):
-        return error_body(str(error), 500)
+        return error_body(without_secrets(str(error)), 500)
     logger.error("Unexpected error while answering a request", exc_info=error)
     return error_body(INTERNAL_ERROR, 500)
 

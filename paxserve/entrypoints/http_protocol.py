@@ -11,6 +11,11 @@ HEADER_SECONDS = 30.0
 """How long a connection may take for a request's headers once it has begun them, or for its first request."""
 
 
+def bounded_protocol(limit: int) -> type["BoundedHttpProtocol"]:
+    """The protocol with a limit on the bytes of headers."""
+    return type("LimitedHttpProtocol", (BoundedHttpProtocol,), {"max_header_bytes": limit})
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """Closes connections whose headers never end: too long, or too slow."""
 

@@ -9,13 +9,18 @@ import time
 from types import FrameType
 from typing import NoReturn
 
-from paxserve.config import EngineConfig, ServerConfig
+from paxserve.config import EngineConfig
 from paxserve.engine.core_client import ENGINE_CORE, CoreClient
+from paxserve.entrypoints.waiting_room import WaitingRoom
 from paxserve.errors import ConfigError
 from paxserve.loaders.demo_model import DEMO_MODEL_ALIAS, demo_model_path
 from paxserve.log import configure_logging
+from paxserve.server_config import ServerConfig
 
 logger = logging.getLogger(__name__)
+
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
 
 
 def run_server(engine_config: EngineConfig, server_config: ServerConfig, *, core: str = ENGINE_CORE) -> int:
@@ -27,6 +32,7 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig, *, core
     configure_logging()
     # Before anything is loaded: a port that is taken should not be found out a minute later.
     with listen(server_config) as listener:
+        waiting_room = WaitingRoom(listener)
         warn_if_open(server_config)
         if engine_config.model.model == DEMO_MODEL_ALIAS:
             demo_model_path()  # fetched once, rather than by the core and by this process at the same time
@@ -36,11 +42,12 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig, *, core
         try:
             # Late on purpose: FastAPI and the tokenizer take a second, in which the core is already at work.
             server = importlib.import_module("paxserve.entrypoints.server")
-            return server.run(client, listener, engine_config, server_config, started)
+            return server.run(client, listener, waiting_room, engine_config, server_config, started)
         except BaseException:
             client.kill()
             raise
         finally:
+            waiting_room.close()
             client.close()
 
 
@@ -49,7 +56,7 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def listen(config: ServerConfig) -> socket.socket:
-    """A socket bound to the server's address, not yet accepting anybody."""
+    """A socket that listens on the server's address, so that nobody else can."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -60,16 +67,20 @@ def listen(config: ServerConfig) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        # Two sockets may be bound to one port as long as neither listens.
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"Cannot listen on {config.host}:{config.port}: {error.strerror}.") from None
+        raise ConfigError(
+            f"Cannot listen on {config.host}:{config.port}: {error.strerror}. Choose another --port."
+        ) from None
     return listener
 
 
 def warn_if_open(config: ServerConfig) -> None:
     """Say so when anybody on the network could use the server."""
     try:
-        is_local = ipaddress.ip_address(config.host).is_loopback
+        is_local = ipaddress.ip_address(config.host or "").is_loopback
     except ValueError:
         is_local = config.host == "localhost"
     if not is_local and not config.api_key:

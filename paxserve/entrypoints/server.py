@@ -14,20 +14,22 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
-from paxserve.config import EngineConfig, ServerConfig
+from paxserve.config import EngineConfig
 from paxserve.engine.async_engine import AsyncEngine
 from paxserve.engine.core_client import CoreClient
 from paxserve.engine.input_processor import InputProcessor
 from paxserve.engine.output_processor import OutputProcessor
 from paxserve.entrypoints.app import create_app
 from paxserve.entrypoints.context import ServingContext
-from paxserve.entrypoints.http_protocol import BoundedHttpProtocol
+from paxserve.entrypoints.http_protocol import bounded_protocol
 from paxserve.entrypoints.stats_log import log_stats
+from paxserve.entrypoints.waiting_room import WaitingRoom
 from paxserve.errors import ConfigError
 from paxserve.loaders.checkpoint import open_tokenizer
 from paxserve.loaders.tokenizer import Tokenizer
 from paxserve.messages import ModelInfo
 from paxserve.metrics import Metrics
+from paxserve.server_config import ServerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,7 @@ class StopSignals:
 def run(
     client: CoreClient,
     listener: socket.socket,
+    waiting_room: WaitingRoom,
     engine_config: EngineConfig,
     server_config: ServerConfig,
     started: float,
@@ -81,16 +84,17 @@ def run(
         access_log=not server_config.disable_uvicorn_access_log,
         timeout_graceful_shutdown=math.ceil(server_config.shutdown_timeout),
         server_header=False,
-        http=BoundedHttpProtocol,
+        http=bounded_protocol(server_config.h11_max_incomplete_event_size),
         ws="none",
     )
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        return runner.run(_serve(client, listener, engine_config, server_config, config, started))
+        return runner.run(_serve(client, listener, waiting_room, engine_config, server_config, config, started))
 
 
 async def _serve(
     client: CoreClient,
     listener: socket.socket,
+    waiting_room: WaitingRoom,
     engine_config: EngineConfig,
     server_config: ServerConfig,
     config: uvicorn.Config,
@@ -121,7 +125,7 @@ async def _serve(
     stats_log = asyncio.ensure_future(log_stats(engine))
     gc.collect()
     gc.freeze()  # what is loaded by now stays: full collections would walk it all and delay every stream
-    listener.listen(config.backlog)  # from here on clients wait in line rather than being turned away
+    waiting_room.close()  # from here on clients wait in line rather than being turned away
     host, port = listener.getsockname()[:2]
     logger.info(
         "Serving %s on http://%s:%d (%.1f s after the start)",
@@ -131,6 +135,7 @@ async def _serve(
     signals.ignore()
     stats_log.cancel()
     await engine.stop()
+    context.close()
     return 1 if engine.dead_error is not None else 0
 
 

@@ -18,6 +18,9 @@ from paxserve.errors import RequestError
 CONTINUE_MARK = "PAXSERVE_CONTINUES_HERE "
 
 
+DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
+
+
 class _GenerationBlock(jinja2.ext.Extension):
     """`{% generation %}…{% endgeneration %}` marks the assistant's words for training; it renders as its body."""
 
@@ -76,6 +79,46 @@ def render_chat(
     ) as error:
         raise RequestError(f"The chat template refuses these messages: {error}", param="messages") from error
     return _cut_at_mark(text) if continue_final_message else text
+
+
+class ChatTemplates:
+    """The chat templates of a checkpoint by name, and the special tokens that they spell."""
+
+    def __init__(self, special_tokens: Mapping[str, str], chat_templates: Mapping[str, str]) -> None:
+        self.special_tokens = dict(special_tokens)
+        self.chat_templates = dict(chat_templates)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The checkpoint's chat template, None if it has none."""
+        return self.chat_templates.get(DEFAULT_TEMPLATE)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt for a chat, to be encoded with `add_special_tokens=False`: templates write BOS themselves.
+
+        `chat_template` replaces the checkpoint's; `kwargs` are passed to it. `RequestError` when there is no
+        template, or the template refuses the messages.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt exclude each other.", param="continue_final_message"
+            )
+        named = self.chat_templates.get(TOOL_TEMPLATE) if tools else None
+        template = chat_template or named or self.chat_template
+        if not template:
+            raise RequestError("The model has no chat template: give one, or use completions.", param="messages")
+        context = {**self.special_tokens, "documents": None, **kwargs}
+        context |= {"tools": list(tools) if tools else None, "add_generation_prompt": add_generation_prompt}
+        return render_chat(template, messages, continue_final_message=continue_final_message, **context)
 
 
 def _mark_final_text(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -8,7 +8,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers.processors import TemplateProcessing
 
 from paxserve.errors import ConfigError
-from paxserve.loaders.tokenizer import DEFAULT_TEMPLATE, Tokenizer
+from paxserve.loaders.chat_template import DEFAULT_TEMPLATE
+from paxserve.loaders.tokenizer import Tokenizer
 
 PREFIX = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)

@@ -6,8 +6,9 @@ from typing import Any
 import tokenizers
 
 from paxserve.errors import ConfigError
+from paxserve.loaders.chat_template import DEFAULT_TEMPLATE
 from paxserve.loaders.json_file import read_optional_json_object
-from paxserve.loaders.tokenizer import DEFAULT_TEMPLATE, Tokenizer
+from paxserve.loaders.tokenizer import Tokenizer
 
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 ADDED_TOKEN_OPTIONS = ("single_word", "lstrip", "rstrip", "normalized", "special")

@@ -3,17 +3,14 @@
 import functools
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import tokenizers
 
 from paxserve.errors import RequestError
-from paxserve.loaders.chat_template import render_chat
-
-DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
+from paxserve.loaders.chat_template import ChatTemplates
 
 
-class Tokenizer:
+class Tokenizer(ChatTemplates):
     """Text to token ids and back; safe to call from several threads.
 
     `backend` is the `tokenizers.Tokenizer` underneath. To decode a stream token by token, make one
@@ -32,8 +29,7 @@ class Tokenizer:
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
-        self.special_tokens = dict(special_tokens or {})
-        self.chat_templates = dict(chat_templates or {})
+        super().__init__(special_tokens or {}, chat_templates or {})
         added = backend.get_added_tokens_decoder()
         special_ids = {token_id for token_id, token in added.items() if token.special}
         special_ids |= {i for i in map(self._special_id, self.special_tokens) if i is not None}
@@ -45,11 +41,6 @@ class Tokenizer:
         self.vocab_size: int = max(backend.get_vocab_size(with_added_tokens=True), 1 + max(added, default=0))
         self._lock = threading.Lock()
         self._literal_backend: tokenizers.Tokenizer | None = None
-
-    @property
-    def chat_template(self) -> str | None:
-        """The checkpoint's chat template, None if it has none."""
-        return self.chat_templates.get(DEFAULT_TEMPLATE)
 
     @functools.cached_property
     def max_token_chars(self) -> int:
@@ -81,33 +72,6 @@ class Tokenizer:
     def convert_tokens_to_ids(self, tokens: Sequence[str]) -> list[int | None]:
         """The id of each vocabulary entry, None for an entry that there is not."""
         return [self.backend.token_to_id(token) for token in tokens]
-
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | None = None,
-        **kwargs: Any,
-    ) -> str:
-        """The prompt for a chat, to be encoded with `add_special_tokens=False`: templates write BOS themselves.
-
-        `chat_template` replaces the checkpoint's; `kwargs` are passed to it. `RequestError` when there is no
-        template, or the template refuses the messages.
-        """
-        if continue_final_message and add_generation_prompt:
-            raise RequestError(
-                "continue_final_message and add_generation_prompt exclude each other.", param="continue_final_message"
-            )
-        named = self.chat_templates.get(TOOL_TEMPLATE) if tools else None
-        template = chat_template or named or self.chat_template
-        if not template:
-            raise RequestError("The model has no chat template: give one, or use completions.", param="messages")
-        context = {**self.special_tokens, "documents": None, **kwargs}
-        context |= {"tools": list(tools) if tools else None, "add_generation_prompt": add_generation_prompt}
-        return render_chat(template, messages, continue_final_message=continue_final_message, **context)
 
     def _special_id(self, role: str) -> int | None:
         token = self.special_tokens.get(role)

@@ -13,7 +13,8 @@ import httpx
 
 PROGRAM = """
 import json, sys
-from paxserve.config import EngineConfig, ServerConfig
+from paxserve.config import EngineConfig
+from paxserve.server_config import ServerConfig
 from paxserve.entrypoints.serve import run_server
 from paxserve.errors import PaxserveError
 engine, server = json.loads(sys.argv[1])

@@ -7,13 +7,14 @@ from typing import Any, TypeVar
 
 import httpx
 
-from paxserve.config import EngineConfig, ModelConfig, ServerConfig
+from paxserve.config import EngineConfig, ModelConfig
 from paxserve.engine.async_engine import AsyncEngine
 from paxserve.engine.input_processor import InputProcessor
 from paxserve.engine.output_processor import OutputProcessor
 from paxserve.entrypoints.app import create_app
 from paxserve.entrypoints.context import ServingContext
 from paxserve.metrics import Metrics
+from paxserve.server_config import ServerConfig
 from tests.paxserve.fake_core import FakeCore
 from tests.paxserve.local_client import LocalClient
 from tests.small_tokenizers import byte_level_tokenizer
@@ -73,6 +74,7 @@ async def serving(model: dict[str, Any] | None = None, **server: Any) -> AsyncIt
     finally:
         await served.http.aclose()
         await served.engine.stop()
+        served.context.close()
         core.cancel()
 
 

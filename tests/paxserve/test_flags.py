@@ -9,6 +9,7 @@ import pytest
 
 from paxserve import config, flags
 from paxserve.errors import ConfigError
+from paxserve.server_config import ServerConfig
 
 
 def parse(*arguments: str) -> argparse.Namespace:
@@ -30,7 +31,7 @@ def test_every_section_of_the_engine_has_flags():
 def test_nothing_given_means_the_defaults_of_the_dataclasses():
     assert vars(parse()) == {}
     assert flags.engine_config(parse("--model", "m")) == config.EngineConfig(model=config.ModelConfig(model="m"))
-    assert flags.server_config(parse()) == config.ServerConfig()
+    assert flags.server_config(parse()) == ServerConfig()
 
 
 def test_values_of_every_kind():
@@ -51,6 +52,14 @@ def test_values_of_every_kind():
     assert (engine.cache.gpu_memory_utilization, engine.cache.enable_prefix_caching) == (0.5, False)
     assert engine.model.override_generation_config == {"temperature": 0}
     assert (server.api_key, server.served_model_name, server.shutdown_timeout) == (["a", "b", "c"], ["x"], 1.5)
+
+
+def test_lists_may_be_json():
+    given = parse("--allowed-origins", '["https://a.example", "https://b.example"]', "--allowed-methods", "GET", "POST")
+    assert given.allowed_origins == ["https://a.example", "https://b.example"]
+    assert given.allowed_methods == ["GET", "POST"]
+    with pytest.raises(SystemExit):
+        parse("--allowed-origins", "[")
 
 
 def test_underscores_are_as_good_as_hyphens():

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from paxserve.entrypoints.context import ServingContext, context_of, json_response, public_id
-from paxserve.entrypoints.conversation import prompt_ids
+from paxserve.entrypoints.conversation import prompt_ids, prompt_text
 from paxserve.entrypoints.generation import Batch, TokenCount, answer
 from paxserve.entrypoints.logprobs import LogprobWriter
 from paxserve.entrypoints.protocol.chat import (
@@ -33,10 +33,11 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     """Answer a conversation."""
     context = context_of(request)
     model = context.model_name(body.model)
-    body.check()
+    body.check(context.server_config)
     params = body.sampling_params(context.default_values)
     answer_id = public_id("chatcmpl", request, body.request_id)
-    prompt = await prompt_ids(context, body, **effort_kwargs(body))
+    text = await prompt_text(context, body, request, **effort_kwargs(body))
+    prompt = await prompt_ids(context, body, text)
     requests = await context.engine.prepare_all(answer_id, [prompt], params, cache_salt=body.cache_salt)
     writer = ChatWriter(context, body, requests[0], answer_id, model)
     return await answer(request, context.engine, requests, [None], writer, is_stream=bool(body.stream))

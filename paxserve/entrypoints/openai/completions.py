@@ -30,7 +30,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     """Continue one or several prompts."""
     context = context_of(request)
     model = context.model_name(body.model)
-    body.check()
+    body.check(context.server_config)
     params = body.sampling_params(context.default_values)
     answer_id = public_id("cmpl", request, body.request_id)
     special = body.add_special_tokens is not False

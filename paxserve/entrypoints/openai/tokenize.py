@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from paxserve.entrypoints.context import context_of, json_response
-from paxserve.entrypoints.conversation import prompt_ids
+from paxserve.entrypoints.conversation import prompt_ids, prompt_text
 from paxserve.entrypoints.protocol.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -22,13 +22,13 @@ async def tokenize(body: TokenizePromptRequest | TokenizeChatRequest, request: R
     """The token ids of a text or a conversation."""
     context = context_of(request)
     context.model_name(body.model)
-    body.check()
+    body.check(context.server_config)
     tokenizer = context.tokenizer
     if isinstance(body, TokenizePromptRequest):
         text, special = body.prompt, body.add_special_tokens
         token_ids = await context.engine.in_worker(lambda: tokenizer.encode(text, special), len(text))
     else:
-        token_ids = await prompt_ids(context, body)
+        token_ids = await prompt_ids(context, body, await prompt_text(context, body, request))
     strings = [token or "" for token in tokenizer.convert_ids_to_tokens(token_ids)] if body.return_token_strs else None
     return json_response(TokenizeResponse(len(token_ids), context.model_info.max_model_len, list(token_ids), strings))
 
@@ -38,7 +38,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """The text of token ids, special tokens spelt out."""
     context = context_of(request)
     context.model_name(body.model)
-    body.check()
+    body.check(context.server_config)
     limit = context.model_info.vocab_size - 1
     for token_id in body.tokens:
         if not 0 <= token_id <= limit:

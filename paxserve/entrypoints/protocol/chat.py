@@ -15,6 +15,7 @@ from paxserve.entrypoints.protocol.generation import (
 )
 from paxserve.errors import RequestError
 from paxserve.sampling_params import SamplingParams
+from paxserve.server_config import LimitConfig
 
 MAX_MESSAGES = 65536
 
@@ -91,6 +92,7 @@ class ChatTemplateFields(BaseModel):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def check_template_fields(self) -> None:
@@ -126,9 +128,9 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     echo: bool | None = None
 
-    def check(self) -> None:
+    def check(self, limits: LimitConfig) -> None:
         """Raise `RequestError` for what the field types cannot express."""
-        super().check()
+        super().check(limits)
         self.check_template_fields()
         self._check_tool_choice()
         if self.top_logprobs and not self.logprobs:

@@ -12,16 +12,12 @@ from paxserve.entrypoints.protocol.generation import (
     StreamUsage,
     TokenIds,
     Usage,
+    at_most,
     make_sampling_params,
 )
 from paxserve.errors import RequestError
 from paxserve.sampling_params import SamplingParams
-
-MAX_PROMPTS = 1024
-"""Most prompts in one request."""
-
-MAX_CHOICES = 2048
-"""Most choices in one answer: prompts times n."""
+from paxserve.server_config import LimitConfig
 
 
 class CompletionRequest(SamplingFields):
@@ -32,17 +28,16 @@ class CompletionRequest(SamplingFields):
     logprobs: int | None = None
     add_special_tokens: bool | None = None
 
-    def check(self) -> None:
+    def check(self, limits: LimitConfig) -> None:
         """Raise `RequestError` for what the field types cannot express."""
-        super().check()
+        super().check(limits)
         if not self.prompt:
             raise RequestError("prompt must be given and non-empty: a text, token ids, or a list of either.", "prompt")
         prompts = self.prompts
-        if len(prompts) > MAX_PROMPTS:
-            raise RequestError(f"prompt must have at most {MAX_PROMPTS} entries, got {len(prompts)}.", "prompt")
+        at_most("prompt", "entries", prompts, limits.max_prompts)
         num_choices = len(prompts) * (self.n or 1)
-        if num_choices > MAX_CHOICES:
-            raise RequestError(f"Prompts times n must be at most {MAX_CHOICES}, got {num_choices}.", "n")
+        if num_choices > limits.max_choices:
+            raise RequestError(f"Prompts times n must be at most {limits.max_choices}, got {num_choices}.", "n")
         if not all(prompts):
             raise RequestError("prompt must have no empty entry.", "prompt")
         if self.max_tokens is not None and self.max_tokens < (0 if self.echo else 1):

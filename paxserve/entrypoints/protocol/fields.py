@@ -45,7 +45,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "ec_transfer_params": (),
     "vllm_xargs": ({},),
     "include_reasoning": (True,),
-    "chat_template": (),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "functions": ([],),
@@ -62,7 +61,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 REASONS = {
     "best_of": "it was removed from the API; use n",
-    "chat_template": "templates are taken from the server's configuration only",
     "suffix": "only models for filling in the middle have it",
     "priority": "requests are served first come, first served",
     "include_reasoning": "no reasoning parser is configured",

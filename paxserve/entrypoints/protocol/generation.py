@@ -1,5 +1,6 @@
 """What the bodies of completions and chats share: sampling fields, stream options, usage."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -8,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from paxserve.entrypoints.protocol.fields import check_extra_fields
 from paxserve.errors import RequestError
 from paxserve.sampling_params import SamplingParams
+from paxserve.server_config import LimitConfig
 
-MAX_STOP_STRINGS = 4
 MAX_CACHE_SALT = 128
 MAX_REQUEST_ID = 128
 MAX_TEXT_LENGTH = 2**31
@@ -51,7 +52,7 @@ class ApiModel(BaseModel):
 
     model: str | None = None
 
-    def check(self) -> None:
+    def check(self, limits: LimitConfig) -> None:
         """Raise `RequestError` for what the field types cannot express."""
         check_extra_fields(self.model_extra)
 
@@ -98,11 +99,13 @@ class SamplingFields(ApiModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    def check(self) -> None:
+    def check(self, limits: LimitConfig) -> None:
         """Raise `RequestError` for what the field types cannot express."""
-        super().check()
-        if isinstance(self.stop, list) and len(self.stop) > MAX_STOP_STRINGS:
-            raise RequestError(f"stop must have at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}.", "stop")
+        super().check(limits)
+        at_most("stop", "strings", [self.stop] if isinstance(self.stop, str) else self.stop, limits.max_stop_strings)
+        at_most("bad_words", "words", self.bad_words, limits.max_bad_words)
+        if self.n is not None and self.n > limits.max_n:
+            raise RequestError(f"n must be at most {limits.max_n}, got {self.n}.", "n")
         if self.stream_options and not self.stream and self.stream_options.model_dump(exclude_none=True):
             raise RequestError("Stream options can only be defined when `stream=True`.", "stream_options")
         if self.stream and self.prompt_logprobs:
@@ -130,6 +133,12 @@ class SamplingFields(ApiModel):
         """Arguments of `SamplingParams` from this body, over the model's own defaults."""
         given = {name: getattr(self, name) for name in SAMPLING_FIELDS}
         return defaults | {name: value for name, value in given.items() if value is not None}
+
+
+def at_most(param: str, what: str, values: Sequence[Any] | None, limit: int) -> None:
+    """Raise `RequestError` for a list that is too long."""
+    if values is not None and len(values) > limit:
+        raise RequestError(f"{param} must have at most {limit} {what}, got {len(values)}.", param)
 
 
 def is_plain_text(text: str, max_length: int) -> bool:

@@ -4,6 +4,7 @@ import msgspec
 
 from paxserve.entrypoints.protocol.chat import ChatTemplateFields
 from paxserve.entrypoints.protocol.generation import ApiModel, TokenIds
+from paxserve.server_config import LimitConfig
 
 
 class TokenizePromptRequest(ApiModel):
@@ -19,9 +20,9 @@ class TokenizeChatRequest(ApiModel, ChatTemplateFields):
 
     return_token_strs: bool = False
 
-    def check(self) -> None:
+    def check(self, limits: LimitConfig) -> None:
         """Raise `RequestError` for what the field types cannot express."""
-        super().check()
+        super().check(limits)
         self.check_template_fields()
 
 

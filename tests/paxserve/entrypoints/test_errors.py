@@ -2,6 +2,8 @@ import json
 
 import pytest
 
+from paxserve.entrypoints.errors import body_of
+from paxserve.errors import EngineDeadError, RequestError
 from tests.paxserve.fake_core import CRASH, REFUSE
 from tests.paxserve.serving import Serving, run
 
@@ -231,3 +233,61 @@ def test_a_bug_is_not_told_to_clients():
 
     error = check_shape(run(test), 500, "InternalServerError")
     assert "NoneType" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "fields", "words"),
+    [
+        ({"max_prompts": 2}, {"prompt": ["a"] * 3}, "at most 2 entries, got 3"),
+        ({"max_choices": 5}, {"prompt": ["a"] * 3, "n": 2, "temperature": 1}, "at most 5, got 6"),
+        ({"max_n": 3}, {"n": 4, "temperature": 1}, "n must be at most 3"),
+        ({"max_stop_strings": 1}, {"stop": ["a", "b"]}, "stop must have at most 1 strings"),
+        ({"max_stop_strings": 0}, {"stop": "a"}, "stop must have at most 0 strings"),
+        ({"max_bad_words": 2}, {"bad_words": ["a", "b", "c"]}, "bad_words must have at most 2 words"),
+        ({}, {"bad_words": ["a"] * 129}, "bad_words must have at most 128 words"),
+        ({}, {"n": 129}, "n must be at most 128"), ({}, {"n": 10**30}, "n must be at most 128"),
+        ({}, {"stop": list("abcde")}, "stop must have at most 4 strings"),
+        ({}, {"bad_words": ["😀" * 600]}, "at most 1024 tokens"),
+    ],
+)  # fmt: skip
+def test_each_limit_is_a_setting_and_is_checked_before_anything_runs(limits, fields, words):
+    async def test(served: Serving):
+        return await served.complete(**{"prompt": "a", "stream": True, **fields}), served.client.added
+
+    refused, added = run(test, **limits)
+    assert words in check_shape(refused, 400)["message"]
+    assert not added
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("cannot open /usr/lib/python3/site-packages/x.py", "cannot open <path>"),
+        ("<object at 0x7f3a12345678>", "<object at <address>>"),
+        ('x\nTraceback (most recent call last):\n  File "a.py", line 3\nboom', "x\n<traceback>"),
+        ('see File "/srv/app/x.py", line 12, in run', "see <traceback>"),
+        (
+            "use /v1 or and/or 1/2, see https://example.org/a/b/c",
+            "use /v1 or and/or 1/2, see https://example.org/a/b/c",
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", [RequestError, EngineDeadError])
+def test_no_message_tells_of_the_machine(text, told, kind):
+    assert body_of(kind(text)).error.message == told
+
+
+def test_a_template_that_fails_tells_no_path():
+    async def test(served: Serving):
+        return await served.chat()
+
+    template = "{{ raise_exception('in /srv/models/secret/chat.jinja at 0x7fffdeadbeef') }}"
+
+    async def with_template(served: Serving):
+        served.context.chat_template = template
+        return await test(served)
+
+    message = check_shape(run(with_template), 400)["message"]
+    assert "<path>" in message
+    assert "secret" not in message
+    assert "deadbeef" not in message

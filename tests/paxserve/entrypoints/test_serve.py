@@ -12,10 +12,11 @@ import httpx
 import openai
 import pytest
 
-from paxserve.config import EngineConfig, ModelConfig, ServerConfig
+from paxserve.config import EngineConfig, ModelConfig
 from paxserve.entrypoints.serve import listen, run_server
 from paxserve.entrypoints.server import read_chat_template
 from paxserve.errors import ConfigError
+from paxserve.server_config import ServerConfig
 from tests.paxserve.fake_core import CRASH, SCRIPT, VANISH
 from tests.paxserve.running_server import RunningServer, wait_gone
 from tests.small_tokenizers import CHATML, byte_level_tokenizer
@@ -212,6 +213,25 @@ def test_a_missing_model_is_one_clear_line(tmp_path):
         assert server.wait_exit() == 1
         assert server.log.count("\n") <= 3
         assert "nowhere" in server.log
+
+
+def test_while_the_model_loads_health_is_503_and_the_port_is_taken(folder):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with RunningServer(folder, core="tests.paxserve.slow_core:SlowCore", port=port) as server:
+        deadline = time.monotonic() + 10
+        while not server.core_pids():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        for path in ("health", "v1/models"):
+            answer = httpx.get(f"http://127.0.0.1:{port}/{path}", timeout=5)
+            assert answer.status_code == 503
+            assert answer.json()["error"]["message"] == "The server is starting: the model is not loaded yet."
+        with RunningServer(folder, port=port) as second:
+            assert second.wait_exit() == 1
+            assert f"paxserve: Cannot listen on 127.0.0.1:{port}" in second.log
+            assert "in use" in second.log
 
 
 def test_a_taken_port_is_found_before_anything_is_loaded():
