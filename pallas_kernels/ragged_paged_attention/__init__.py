@@ -1,7 +1,7 @@
 """Ragged paged attention: write a step's keys and values into their pages, attend over each row's pages.
 
-One signature for every backend; a backend is one module of this folder with `make_pool`, `copy_pages` and
-`ragged_paged_attention`, and its file name is the name that callers pass.
+One signature for every backend; a backend is one module of this folder with `make_pool`, `unpack_pages`, `pack_pages`
+and `ragged_paged_attention`, and its file name is the name that callers pass.
 """
 
 import importlib
@@ -14,18 +14,23 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
+from pallas_kernels.ragged_paged_attention import page_transfer
 from pallas_kernels.ragged_paged_attention.metadata import AttentionMetadata
+from pallas_kernels.ragged_paged_attention.page_transfer import PageContent
 
 __all__ = [
     "AttentionMetadata",
+    "PageContent",
     "backends",
     "copy_pages",
+    "export_pages",
+    "import_pages",
     "make_pool",
     "pool_bytes_per_page",
     "ragged_paged_attention",
 ]
 
-NOT_BACKENDS = {"metadata", "bench"}
+NOT_BACKENDS = {"metadata", "bench", "quantisation"}
 
 
 def backends() -> list[str]:
@@ -42,7 +47,10 @@ def _backend(name: str) -> ModuleType:
 def make_pool(
     backend: str, *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: Any
 ) -> Any:
-    """A zeroed KV pool: a pytree of arrays whose layout belongs to the backend."""
+    """A zeroed KV pool: a pytree of arrays `[layers, pages, ...]` whose layout belongs to the backend.
+
+    Pages of int8 and float8_e4m3fn come with their scales (`quantisation`).
+    """
     sizes = {
         "num_layers": num_layers,
         "num_pages": num_pages,
@@ -74,7 +82,24 @@ def copy_pages(pool: Any, src: Int32[Array, " C"], dst: Int32[Array, " C"], back
     """The pool with page `src[c]` copied to `dst[c]` in every layer; entries with `dst` out of range are dropped."""
     if src.shape != dst.shape or src.ndim != 1:
         raise ValueError(f"src and dst must be vectors of one length, got shapes {src.shape} and {dst.shape}.")
-    return _backend(backend).copy_pages(pool, src, dst)
+    _backend(backend)
+    return page_transfer.copy_pages(pool, src, dst)
+
+
+def export_pages(pool: Any, pages: Int32[Array, " n"], backend: str, *, head_dim: int) -> PageContent:
+    """What the pages hold, in a form that no backend owns: for host memory, other pools, other machines.
+
+    Every page must be in range. `import_pages` takes it into a pool of any backend with the same sizes and dtype, bit
+    for bit.
+    """
+    return page_transfer.export_pages(pool, pages, _backend(backend), head_dim)
+
+
+def import_pages(pool: Any, pages: Int32[Array, " n"], content: PageContent, backend: str) -> Any:
+    """The pool with `content[i]` as page `pages[i]`; entries out of range are dropped."""
+    if pages.shape != content.values.shape[:1]:
+        raise ValueError(f"pages must be a vector, one for each of {content.values.shape[0]}, got shape {pages.shape}.")
+    return page_transfer.import_pages(pool, pages, content, _backend(backend))
 
 
 def ragged_paged_attention(

@@ -82,7 +82,7 @@ def lower(case: Case) -> tuple[Any, int]:
     def array(shape: tuple[int, ...], dtype: Any) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
-    def one_pool() -> jax.Array:
+    def one_pool() -> Any:
         return tpu.make_pool(
             num_layers=case.num_layers, num_pages=8192 // case.page_size, page_size=case.page_size,
             num_kv_heads=model.num_kv_heads, head_dim=model.head_dim, dtype=case.dtype,

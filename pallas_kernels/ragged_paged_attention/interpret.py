@@ -5,5 +5,5 @@ from functools import partial
 from pallas_kernels.ragged_paged_attention import tpu
 
 make_pool = tpu.make_pool
-copy_pages = tpu.copy_pages
+unpack_pages, pack_pages = tpu.unpack_pages, tpu.pack_pages
 ragged_paged_attention = partial(tpu.ragged_paged_attention, interpret=True)

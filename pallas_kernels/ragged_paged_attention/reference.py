@@ -7,27 +7,40 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 from pallas_kernels.ragged_paged_attention.metadata import AttentionMetadata, token_places
+from pallas_kernels.ragged_paged_attention.page_transfer import PageContent
+from pallas_kernels.ragged_paged_attention.quantisation import QuantisedPool, is_quantised, quantise
+
+PAGE_FIRST = (1, 0, 3, 2, 4, 5)
+"""Axes of a pool in the order of `PageContent`, and back."""
 
 
 def make_pool(
     *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: Any
-) -> Float[Array, "L pages page_size 2 K H"]:
-    """A zeroed pool: one array, keys and values of a token side by side."""
-    return jnp.zeros((num_layers, num_pages, page_size, 2, num_kv_heads, head_dim), dtype)
+) -> Float[Array, "L pages page_size 2 K H"] | QuantisedPool:
+    """A zeroed pool: one array, keys and values of a token side by side, and one of their scales if quantised."""
+    pages = jnp.zeros((num_layers, num_pages, page_size, 2, num_kv_heads, head_dim), dtype)
+    return QuantisedPool(pages, jnp.zeros(pages.shape[:-1])) if is_quantised(dtype) else pages
 
 
-def copy_pages(
-    pool: Float[Array, "L pages page_size 2 K H"], src: Int32[Array, " C"], dst: Int32[Array, " C"]
-) -> Float[Array, "L pages page_size 2 K H"]:
-    """The pool with page `src[c]` copied to page `dst[c]` in every layer; out-of-range `dst` are dropped."""
-    return pool.at[:, dst].set(pool[:, src], mode="drop")
+def unpack_pages(taken: Any, head_dim: int) -> PageContent:
+    """The content of pages `[L, n, ...]` cut out of a pool."""
+    if not isinstance(taken, QuantisedPool):
+        return PageContent(jnp.transpose(taken, PAGE_FIRST), None)
+    return PageContent(jnp.transpose(taken.pages, PAGE_FIRST), jnp.transpose(taken.scales, PAGE_FIRST[:-1]))
+
+
+def pack_pages(content: PageContent) -> Any:
+    """`unpack_pages` undone; the order of axes is its own inverse."""
+    if content.scales is None:
+        return jnp.transpose(content.values, PAGE_FIRST)
+    return QuantisedPool(jnp.transpose(content.values, PAGE_FIRST), jnp.transpose(content.scales, PAGE_FIRST[:-1]))
 
 
 def ragged_paged_attention(
     q: Float[Array, "T N H"],
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
-    pool: Float[Array, "L pages page_size 2 K H"],
+    pool: Float[Array, "L pages page_size 2 K H"] | QuantisedPool,
     layer: int | Int32[Array, ""],
     metadata: AttentionMetadata,
     *,
@@ -35,20 +48,35 @@ def ragged_paged_attention(
     window: int | Int32[Array, ""] | None,
     softcap: float | None,
     sinks: Float[Array, " N"] | None,
-) -> tuple[Float[Array, "T N H"], Float[Array, "L pages page_size 2 K H"]]:
+) -> tuple[Float[Array, "T N H"], Float[Array, "L pages page_size 2 K H"] | QuantisedPool]:
     """Attention of every query token, and the pool with this step's keys and values."""
     (num_tokens, num_heads, head_dim), num_kv_heads = q.shape, k.shape[1]
-    num_pages, page_size = pool.shape[1:3]
+    num_pages, page_size = jax.tree.leaves(pool)[0].shape[1:3]
     places = token_places(metadata, num_tokens)
 
     pages = metadata.page_table[places.rows, places.positions // page_size]
     pages = jnp.where(places.is_real, pages, num_pages)  # out of range: a padding token is not written
-    new = jnp.stack([k, v], axis=1).astype(pool.dtype)
-    pool = pool.at[layer, pages, places.positions % page_size].set(new, mode="drop")
+    new = jnp.stack([k, v], axis=1)
+    target = (layer, pages, places.positions % page_size)
+    if isinstance(pool, QuantisedPool):
+        values, scales = quantise(new, pool.pages.dtype)
+        pool = QuantisedPool(
+            pool.pages.at[target].set(values, mode="drop"), pool.scales.at[target].set(scales, mode="drop")
+        )
+    else:
+        pool = pool.at[target].set(new.astype(pool.dtype), mode="drop")
+
+    def cached_tokens(row: Array) -> Float[Array, "S 2 K H"]:
+        where = (layer, metadata.page_table[row])
+        if isinstance(pool, QuantisedPool):
+            cached = pool.pages[where].astype(jnp.float32) * pool.scales[where][..., None]
+        else:
+            cached = pool[where].astype(jnp.float32)
+        return cached.reshape(-1, 2, num_kv_heads, head_dim)
 
     def attend(token: tuple[Array, Array, Array, Array]) -> Array:
         query, row, position, is_real = token
-        cached = pool[layer, metadata.page_table[row]].reshape(-1, 2, num_kv_heads, head_dim).astype(jnp.float32)
+        cached = cached_tokens(row)
         kv_positions = jnp.arange(cached.shape[0])
         visible = (kv_positions <= position) & is_real
         if window is not None:

@@ -12,28 +12,46 @@ from jaxtyping import Array, Float, Int32
 
 from pallas_kernels.ragged_paged_attention import tpu_decode, tpu_mixed, tpu_tuning, tpu_write
 from pallas_kernels.ragged_paged_attention.metadata import AttentionMetadata
+from pallas_kernels.ragged_paged_attention.page_transfer import PageContent
+from pallas_kernels.ragged_paged_attention.quantisation import QuantisedPool, is_quantised
 from pallas_kernels.ragged_paged_attention.tpu_softmax import Logits
-from pallas_kernels.ragged_paged_attention.tpu_tuning import LANES, Chip, Config, PageLayout, Shape
+from pallas_kernels.ragged_paged_attention.tpu_tuning import LANES, Chip, Config, PageLayout, Shape, round_up
 
 
 def make_pool(
     *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: Any
-) -> Float[Array, "L pages K page_size C"]:
-    """A zeroed pool: one array, a token's key and value side by side in lanes."""
-    return jnp.zeros((num_layers, num_pages, num_kv_heads, page_size, PageLayout(head_dim).lanes), dtype)
+) -> Float[Array, "L pages K page_size C"] | QuantisedPool:
+    """A zeroed pool: one array, a token's key and value side by side in lanes.
+
+    Scales are `[L, pages, 2*K, lanes]`: a row for a head's keys, then one for its values, a page's tokens in lanes.
+    """
+    pages = jnp.zeros((num_layers, num_pages, num_kv_heads, page_size, PageLayout(head_dim).lanes), dtype)
+    if not is_quantised(dtype):
+        return pages
+    return QuantisedPool(pages, jnp.zeros((num_layers, num_pages, 2 * num_kv_heads, round_up(page_size, LANES))))
 
 
-def copy_pages(
-    pool: Float[Array, "L pages K page_size C"], src: Int32[Array, " C"], dst: Int32[Array, " C"]
-) -> Float[Array, "L pages K page_size C"]:
-    """The pool with page `src[c]` copied to page `dst[c]` in every layer; out-of-range `dst` are dropped."""
-    num_layers, num_pages = pool.shape[:2]
-    flat = pool.reshape(-1, *pool.shape[2:])
-    first = (jnp.arange(num_layers, dtype=jnp.int32) * num_pages)[:, None]
-    is_kept = (dst >= 0) & (dst < num_pages)
-    target = jnp.where(is_kept[None, :], first + dst[None, :], flat.shape[0]).reshape(-1)
-    source = (first + jnp.clip(src, 0, num_pages - 1)[None, :]).reshape(-1)
-    return flat.at[target].set(flat[source], mode="drop").reshape(pool.shape)
+def unpack_pages(taken: Any, head_dim: int) -> PageContent:
+    """The content of pages `[L, n, ...]` cut out of a pool."""
+    pages, scales = taken if isinstance(taken, QuantisedPool) else (taken, None)
+    start, (num_layers, num_pages, num_kv_heads, page_size, _) = PageLayout(head_dim).value_start, pages.shape
+    planes = jnp.stack([pages[..., :head_dim], pages[..., start : start + head_dim]])  # [2, L, n, K, page_size, H]
+    values = jnp.transpose(planes, (2, 1, 0, 4, 3, 5))
+    if scales is None:
+        return PageContent(values, None)
+    scales = scales[..., :page_size].reshape(num_layers, num_pages, num_kv_heads, 2, page_size)
+    return PageContent(values, jnp.transpose(scales, (1, 0, 3, 4, 2)))
+
+
+def pack_pages(content: PageContent) -> Any:
+    """`unpack_pages` undone."""
+    keys, values = jnp.transpose(content.values, (2, 1, 0, 4, 3, 5))
+    pages = _place(keys, values, PageLayout(keys.shape[-1]))
+    if content.scales is None:
+        return pages
+    scales = jnp.transpose(content.scales, (1, 0, 4, 2, 3))  # [L, n, K, 2, page_size]
+    scales = scales.reshape(*scales.shape[:2], -1, scales.shape[-1])
+    return QuantisedPool(pages, _pad_last(scales, round_up(scales.shape[-1], LANES)))
 
 
 def ragged_paged_attention(
@@ -70,7 +88,7 @@ def ragged_paged_attention(
         "kv_lens": metadata.kv_lens,
         "table": metadata.page_table.reshape(-1),
     }
-    new = _place_new(k, v, shape.layout).astype(pool.dtype)
+    new = _place(k, v, shape.layout).astype(pool.dtype)
     padding = -num_tokens % (config.query_tokens * chip.num_cores)
     queries = _pad_last(q.reshape(num_tokens, num_kv_heads, shape.groups, head_dim), shape.layout.head_lanes)
     queries = jnp.pad(queries, ((0, padding), (0, 0), (0, 0), (0, 0))).astype(pool.dtype)  # [T, K, G, lanes]
@@ -100,7 +118,7 @@ def _pad_last(x: jax.Array, size: int) -> jax.Array:
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])
 
 
-def _place_new(k: Float[Array, "T K H"], v: Float[Array, "T K H"], layout: PageLayout) -> Float[Array, "T K C"]:
+def _place(k: Float[Array, "*N H"], v: Float[Array, "*N H"], layout: PageLayout) -> Float[Array, "*N C"]:
     """Keys and values as they lie in a page."""
     key = _pad_last(k, layout.value_start)
     return jnp.concatenate([key, _pad_last(v, layout.lanes - layout.value_start)], axis=-1)

@@ -13,9 +13,19 @@ from jax import lax
 from jaxtyping import Array, Float, Int32, Num
 
 from pallas_kernels.ragged_paged_attention.metadata import AttentionMetadata, TokenPlaces, token_places
+from pallas_kernels.ragged_paged_attention.page_transfer import PageContent
+from pallas_kernels.ragged_paged_attention.quantisation import QuantisedPool, is_quantised, quantise
 from pallas_kernels.ragged_paged_attention.xla_decode import attend_decode, list_items
 from pallas_kernels.ragged_paged_attention.xla_prefill import attend_prefill, list_tiles
 from pallas_kernels.ragged_paged_attention.xla_tiling import LayerPages, choose_tiling
+
+BITS = {jnp.dtype(jnp.bfloat16): jnp.uint16, jnp.dtype(jnp.float8_e4m3fn): jnp.uint8}
+"""Types whose bits are kept, and as what."""
+HELD = {jnp.dtype(bits): dtype for dtype, bits in BITS.items()}
+"""Types that bits stand for."""
+
+PAGE_FIRST = (1, 0, 2, 4, 3, 5)
+"""Axes of `[L, n, 2, K, page_size, H]` in the order of `PageContent`, and back."""
 
 TOKENWISE = 8
 """Batches of up to so many tokens run each token as a row of its own: the prefill loop stays out of the program."""
@@ -23,37 +33,47 @@ TOKENWISE = 8
 
 def make_pool(
     *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: Any
-) -> Num[Array, "L pages 2*K page_size H"]:
-    """A zeroed pool: one array, a page's keys then its values, each kv head's tokens side by side.
+) -> Num[Array, "L pages 2*K page_size H"] | QuantisedPool:
+    """A zeroed pool: one array, a page's keys then its values, each kv head's tokens side by side; scales likewise.
 
-    bfloat16 is kept as its bits: XLA:CPU would convert the whole pool to float32 and back at every write.
+    What XLA:CPU would convert to float32 and back at every write, the whole pool of it, is kept as bits.
     """
     dtype = jnp.dtype(dtype)
-    if dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
-        raise NotImplementedError(f"The xla backend holds KV pages in float32, bfloat16 or float16, got {dtype}.")
-    stored = jnp.uint16 if dtype == jnp.bfloat16 else dtype
-    return jnp.zeros((num_layers, num_pages, 2 * num_kv_heads, page_size, head_dim), stored)
+    if dtype not in (jnp.float32, jnp.float16, *BITS, jnp.int8):
+        raise NotImplementedError(
+            f"The xla backend holds KV pages in float32, bfloat16, float16, int8 or float8_e4m3fn, got {dtype}."
+        )
+    pages = jnp.zeros((num_layers, num_pages, 2 * num_kv_heads, page_size, head_dim), BITS.get(dtype, dtype))
+    return QuantisedPool(pages, jnp.zeros(pages.shape[:-1])) if is_quantised(dtype) else pages
 
 
-def copy_pages(
-    pool: Num[Array, "L pages 2*K page_size H"], src: Int32[Array, " C"], dst: Int32[Array, " C"]
-) -> Num[Array, "L pages 2*K page_size H"]:
-    """The pool with page `src[c]` copied to page `dst[c]` in every layer; out-of-range `dst` are dropped."""
-    num_layers, num_pages = pool.shape[:2]
-    # Layers and pages as one axis: a scatter on the second axis would copy the pool.
-    flat = pool.reshape(num_layers * num_pages, -1)
-    first = (jnp.arange(num_layers, dtype=jnp.int32) * num_pages)[:, None]
-    is_kept = (dst >= 0) & (dst < num_pages)
-    target = jnp.where(is_kept[None, :], first + dst[None, :], flat.shape[0]).reshape(-1)
-    source = (first + jnp.clip(src, 0, num_pages - 1)[None, :]).reshape(-1)
-    return flat.at[target].set(flat[source], mode="drop").reshape(pool.shape)
+def unpack_pages(taken: Any, head_dim: int) -> PageContent:
+    """The content of pages `[L, n, ...]` cut out of a pool."""
+    values, scales = taken if isinstance(taken, QuantisedPool) else (taken, None)
+    num_layers, num_pages, heads, page_size, _ = values.shape
+    shape = (num_layers, num_pages, 2, heads // 2, page_size)
+    if values.dtype in HELD:
+        values = lax.bitcast_convert_type(values, HELD[values.dtype])
+    values = jnp.transpose(values.reshape(*shape, head_dim), PAGE_FIRST)
+    return PageContent(values, None if scales is None else jnp.transpose(scales.reshape(shape), PAGE_FIRST[:-1]))
+
+
+def pack_pages(content: PageContent) -> Any:
+    """`unpack_pages` undone."""
+    values = jnp.transpose(content.values, PAGE_FIRST)  # [L, n, 2, K, page_size, H]
+    values = values.reshape(*values.shape[:2], -1, *values.shape[4:])
+    if values.dtype in BITS:
+        values = lax.bitcast_convert_type(values, BITS[values.dtype])
+    if content.scales is None:
+        return values
+    return QuantisedPool(values, jnp.transpose(content.scales, PAGE_FIRST[:-1]).reshape(values.shape[:-1]))
 
 
 def ragged_paged_attention(
     q: Float[Array, "T N H"],
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
-    pool: Num[Array, "L pages 2*K page_size H"],
+    pool: Num[Array, "L pages 2*K page_size H"] | QuantisedPool,
     layer: int | Int32[Array, ""],
     metadata: AttentionMetadata,
     *,
@@ -61,7 +81,7 @@ def ragged_paged_attention(
     window: int | Int32[Array, ""] | None,
     softcap: float | None,
     sinks: Float[Array, " N"] | None,
-) -> tuple[Float[Array, "T N H"], Num[Array, "L pages 2*K page_size H"]]:
+) -> tuple[Float[Array, "T N H"], Num[Array, "L pages 2*K page_size H"] | QuantisedPool]:
     """Attention of every query token, and the pool with this step's keys and values."""
     layer = jnp.asarray(layer, jnp.int32)
     if window is not None:
@@ -75,23 +95,28 @@ def _attention(
     q: Float[Array, "T N H"],
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
-    pool: Num[Array, "L pages 2*K page_size H"],
+    pool: Num[Array, "L pages 2*K page_size H"] | QuantisedPool,
     layer: Int32[Array, ""],
     metadata: AttentionMetadata,
     scale: float,
     window: Int32[Array, ""] | None,
     softcap: float | None,
     sinks: Float[Array, " N"] | None,
-) -> tuple[Float[Array, "T N H"], Num[Array, "L pages 2*K page_size H"]]:
+) -> tuple[Float[Array, "T N H"], Num[Array, "L pages 2*K page_size H"] | QuantisedPool]:
     num_tokens, num_heads, head_dim = q.shape
-    num_pages, num_kv_heads, page_size = pool.shape[1], k.shape[1], pool.shape[3]
+    num_kv_heads = k.shape[1]
+    _, num_pages, _, page_size, *_ = jax.tree.leaves(pool)[0].shape
     num_rows, width = metadata.page_table.shape
     tiling = choose_tiling(num_tokens, num_heads, num_kv_heads, head_dim, page_size, width)
     options: dict[str, Any] = {"window": window, "softcap": softcap, "sinks": sinks}
 
     places = token_places(metadata, num_tokens)
     pool = write(pool, layer, k, v, places, metadata)
-    pages = LayerPages(pool.reshape(-1, page_size * head_dim), layer * num_pages, num_kv_heads, page_size, head_dim)
+    values, scales = pool if isinstance(pool, QuantisedPool) else (pool, None)
+    pages = LayerPages(
+        values.reshape(-1, page_size * head_dim), None if scales is None else scales.reshape(-1, page_size),
+        layer * num_pages, num_kv_heads, page_size, head_dim,
+    )  # fmt: skip
     scaled = q.astype(jnp.float32) * scale
 
     if num_tokens <= TOKENWISE:
@@ -112,24 +137,29 @@ def _attention(
 
 
 def write(
-    pool: Num[Array, "L pages 2*K page_size H"],
+    pool: Num[Array, "L pages 2*K page_size H"] | QuantisedPool,
     layer: Int32[Array, ""],
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
     places: TokenPlaces,
     metadata: AttentionMetadata,
-) -> Num[Array, "L pages 2*K page_size H"]:
+) -> Num[Array, "L pages 2*K page_size H"] | QuantisedPool:
     """The pool with the real tokens' keys and values in their places."""
-    num_pages, num_heads, page_size, head_dim = pool.shape[1:]
-    # One axis for layer, page, head and token: XLA:CPU then updates the pool in place, at any number of tokens.
-    flat = pool.reshape(-1, head_dim)
-    pages = layer * num_pages + metadata.page_table[places.rows, places.positions // page_size]
-    lines = (pages[:, None] * num_heads + jnp.arange(num_heads)[None, :]) * page_size
-    lines = lines + (places.positions % page_size)[:, None]
-    lines = jnp.where(places.is_real[:, None], lines, flat.shape[0])  # out of range: dropped
     new = jnp.concatenate([k, v], axis=1)
-    if pool.dtype == jnp.uint16:
-        new = lax.bitcast_convert_type(new.astype(jnp.bfloat16), jnp.uint16)
+    if isinstance(pool, QuantisedPool):
+        values, scales = quantise(new, HELD.get(pool.pages.dtype, pool.pages.dtype))
     else:
-        new = new.astype(pool.dtype)
-    return flat.at[lines].set(new, mode="drop").reshape(pool.shape)
+        values, scales = new.astype(HELD.get(pool.dtype, pool.dtype)), None
+    if values.dtype in BITS:
+        values = lax.bitcast_convert_type(values, BITS[values.dtype])
+    pages = pool.pages if isinstance(pool, QuantisedPool) else pool
+    num_pages, num_heads, page_size, head_dim = pages.shape[1:]
+    # One axis for layer, page, head and token: XLA:CPU then updates the pool in place, at any number of tokens.
+    page = layer * num_pages + metadata.page_table[places.rows, places.positions // page_size]
+    lines = (page[:, None] * num_heads + jnp.arange(num_heads)[None, :]) * page_size
+    lines = lines + (places.positions % page_size)[:, None]
+    lines = jnp.where(places.is_real[:, None], lines, pages.size // head_dim)  # out of range: dropped
+    pages = pages.reshape(-1, head_dim).at[lines].set(values, mode="drop").reshape(pages.shape)
+    if not isinstance(pool, QuantisedPool):
+        return pages
+    return QuantisedPool(pages, pool.scales.reshape(-1).at[lines].set(scales, mode="drop").reshape(pool.scales.shape))

@@ -6,12 +6,11 @@ softmax is joined to its row's by a matmul with the items' one-hot rows (flash d
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
-from pallas_kernels.ragged_paged_attention.xla_tiling import NEGATIVE, LayerPages, Tiling, soft_cap
+from pallas_kernels.ragged_paged_attention.xla_tiling import NEGATIVE, Block, LayerPages, Tiling, soft_cap
 
 
 class DecodeItems(NamedTuple):
@@ -83,15 +82,17 @@ def attend_decode(
         own = jnp.minimum(rows, num_rows - 1)
         stops = jnp.where(is_needed, kv_lens[own], 0)
         visible = token_mask(starts, stops, chunk, window)
-        keys, values = gather(layer, pages, visible, step < items.num_needed)
-        keys, values = (x.reshape(*heads[:2], chunk, head_dim) for x in (keys, values))
+        block = gather(layer, pages, visible, step < items.num_needed)
+        keys, values = (x.reshape(*heads[:2], chunk, head_dim) for x in (block.keys, block.values))
 
         # 1. Each item's own softmax, unnormalised.
         logits = jnp.einsum("wkgh,wksh->wkgs", q[own].reshape(*heads, head_dim), keys)
+        logits = multiply(logits, block.key_scales)
         logits = jnp.where(visible[:, None, None, :], soft_cap(logits, softcap), NEGATIVE)
         item_peak = jnp.max(logits, axis=-1)
         weights = jnp.exp(logits - item_peak[..., None])
         item_total = jnp.sum(weights, axis=-1).reshape(num_items, num_heads)
+        weights = multiply(weights, block.value_scales)
         item_acc = jnp.einsum("wkgs,wksh->wkgh", weights, values).reshape(num_items, num_heads, head_dim)
         item_peak = item_peak.reshape(num_items, num_heads)
 
@@ -127,17 +128,17 @@ def token_mask(
     return visible
 
 
+def multiply(x: Float[Array, "*W K G S"], scales: Float[Array, "W*K*C page_size"] | None) -> Float[Array, "*W K G S"]:
+    """`x` times each cached token's scale, if there are any."""
+    return x if scales is None else x * scales.reshape(*x.shape[:-2], 1, x.shape[-1])
+
+
 def gather(
     layer: LayerPages, pages: Int32[Array, "W C"], is_real: Bool[Array, "W S"], is_live: Bool[Array, ""]
-) -> tuple[jax.Array, jax.Array]:
-    """Keys and values of pages, as `LayerPages` has them.
+) -> Block:
+    """The block of pages.
 
     In a branch (always the same one), because XLA:CPU fuses what follows a gather into it, and then copies a head of
     a token at a time, computing its address anew, where a whole row at a time is twice as fast.
     """
-    size = (pages.size * layer.num_kv_heads, layer.rows.shape[1])
-    return lax.cond(
-        is_live,
-        lambda: (layer.keys(pages), layer.values(pages, is_real)),
-        lambda: (jnp.zeros(size, jnp.float32), jnp.zeros(size, jnp.float32)),
-    )
+    return lax.cond(is_live, lambda: layer.block(pages, is_real), lambda: layer.no_block(pages))

@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
 from pallas_kernels.ragged_paged_attention.metadata import AttentionMetadata
-from pallas_kernels.ragged_paged_attention.xla_decode import gather, visible_from
+from pallas_kernels.ragged_paged_attention.xla_decode import gather, multiply, visible_from
 from pallas_kernels.ragged_paged_attention.xla_tiling import NEGATIVE, LayerPages, Tiling, soft_cap
 
 FAR = 4
@@ -72,10 +72,10 @@ def attend_prefill(
             block = num_pages * page_size
             pages = lax.dynamic_slice(table, (row, step * num_pages), (1, num_pages))
             kv_positions = step * block + jnp.arange(block, dtype=jnp.int32)
-            keys, values = gather(layer, pages, (kv_positions < stop)[None, :], step * block < stop)
-            keys, values = (x.reshape(num_kv_heads, block, head_dim) for x in (keys, values))
-            logits = soft_cap(jnp.einsum("kqh,ksh->kqs", queries, keys), softcap)
-            logits = logits.reshape(num_kv_heads, groups, tile, block)
+            cached = gather(layer, pages, (kv_positions < stop)[None, :], step * block < stop)
+            keys, values = (x.reshape(num_kv_heads, block, head_dim) for x in (cached.keys, cached.values))
+            logits = multiply(jnp.einsum("kqh,ksh->kqs", queries, keys), cached.key_scales)
+            logits = soft_cap(logits, softcap).reshape(num_kv_heads, groups, tile, block)
             if is_masked:
                 logits = jnp.where(causal_mask(positions, kv_positions, window)[None, None], logits, NEGATIVE)
             new_peak = jnp.maximum(peak, jnp.max(logits, axis=-1))
@@ -83,7 +83,8 @@ def attend_prefill(
             weights = jnp.exp(logits - jnp.maximum(new_peak, 0.5 * NEGATIVE)[..., None])
             decay = jnp.exp(peak - new_peak)
             total = total * decay + jnp.sum(weights, axis=-1)
-            new = jnp.einsum("kqs,ksh->kqh", weights.reshape(num_kv_heads, groups * tile, block), values)
+            weights = multiply(weights.reshape(num_kv_heads, groups * tile, block), cached.value_scales)
+            new = jnp.einsum("kqs,ksh->kqh", weights, values)
             return new_peak, total, acc * decay[..., None] + new.reshape(acc.shape)
 
         carry = start(sinks, (num_kv_heads, groups, tile), head_dim)

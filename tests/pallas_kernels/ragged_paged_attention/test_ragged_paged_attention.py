@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from pallas_kernels.ragged_paged_attention import (
     AttentionMetadata,
     backends,
-    copy_pages,
     make_pool,
     pool_bytes_per_page,
     ragged_paged_attention,
 )
+from pallas_kernels.ragged_paged_attention.quantisation import LARGEST, QuantisedPool, is_quantised
 
 PLAIN = ("reference", "xla")
 NUM_ROWS, NUM_LAYERS, LAYER = 5, 2, 1
@@ -38,6 +38,7 @@ class Case(NamedTuple):
     is_window_traced: bool = False
     softcap: float | None = None
     has_sinks: bool = False
+    dtype: str = "float32"
 
     @property
     def width(self) -> int:
@@ -57,6 +58,9 @@ CASES = [
     Case(2, 2, 256, 4, 12, 11, window=3, softcap=20.0, has_sinks=True),
     Case(8, 2, 32, 4, 8, 7, window=2, is_window_traced=True),
     Case(4, 2, 96, 16, 7, 7, has_sinks=True),
+    Case(6, 2, 64, 16, 200, 190, window=40, softcap=20.0, has_sinks=True, dtype="int8"),
+    Case(4, 1, 32, 4, 40, 38, dtype="float8_e4m3fn"),
+    Case(4, 2, 96, 8, 8, 8, window=3, is_window_traced=True, dtype="int8"),
 ]
 
 
@@ -89,9 +93,20 @@ def make_rows(case: Case, lens: list[tuple[int, int]], seed: int) -> Rows:
     rng = np.random.default_rng(seed)
     heads = (case.num_heads, case.num_kv_heads, case.num_kv_heads)
     tensors = [[rng.normal(size=(a + b, n, case.head_dim)).astype(np.float32) for a, b in lens] for n in heads]
+    if is_quantised(case.dtype):
+        tensors[1:] = [[representable(x, case.dtype, rng) for x in rows] for rows in tensors[1:]]
     tables = rng.permutation(case.num_pages)[: NUM_ROWS * case.width].reshape(NUM_ROWS, case.width)
     sinks = rng.normal(size=case.num_heads).astype(np.float32) if case.has_sinks else None
     return Rows(*tensors, tables, sinks, [a for a, _ in lens], [b for _, b in lens])
+
+
+def representable(x: np.ndarray, dtype: str, rng: np.random.Generator) -> np.ndarray:
+    """Numbers like `x` that quantising does not change: what rounds which way is another test's."""
+    scales = 2.0 ** rng.integers(-3, 0, x.shape[:-1])[..., None] / (32 if dtype == "int8" else 128)
+    values = np.clip(x / scales, -LARGEST[dtype], LARGEST[dtype])
+    values = np.round(values) if dtype == "int8" else values.astype(dtype).astype(np.float32)
+    np.put_along_axis(values, np.argmax(np.abs(values), axis=-1)[..., None], LARGEST[dtype], axis=-1)
+    return (values * scales).astype(np.float32)
 
 
 def run_step(case: Case, backend: str, rows: Rows, pool: Any, starts: list[int], lens: list[int], poison: float):
@@ -115,13 +130,18 @@ def run_step(case: Case, backend: str, rows: Rows, pool: Any, starts: list[int],
     return {r: out[cu_q_lens[i] : cu_q_lens[i + 1]] for i, r in enumerate(order)}, pool
 
 
+def filled(leaf: jax.Array, poison: float) -> jax.Array:
+    """Poison everywhere; where 8 bits are all there is, the largest int8, which is also a NaN of float8_e4m3fn."""
+    return jnp.full_like(leaf, 127 if jnp.issubdtype(leaf.dtype, jnp.integer) else poison)
+
+
 def run(case: Case, backend: str, rows: Rows, poison: float):
     """Outputs of the second step, and the pool after it."""
     pool = make_pool(
         backend, num_layers=NUM_LAYERS, num_pages=case.num_pages, page_size=case.page_size,
-        num_kv_heads=case.num_kv_heads, head_dim=case.head_dim, dtype="float32",
+        num_kv_heads=case.num_kv_heads, head_dim=case.head_dim, dtype=case.dtype,
     )  # fmt: skip
-    pool = jax.tree.map(lambda x: jnp.full_like(x, poison), pool)
+    pool = jax.tree.map(lambda x: filled(x, poison), pool)
     _, pool = run_step(case, backend, rows, pool, [0] * len(rows.q), rows.first_lens, poison)
     return run_step(case, backend, rows, pool, rows.first_lens, rows.second_lens, poison)
 
@@ -168,9 +188,10 @@ def test_equals_a_dense_softmax(backend, case, data):
         # Logits of size 4 are right to about 1e-6 in float32, and so are weights; an output near 0 keeps that error.
         np.testing.assert_allclose(out, dense(case, rows, r), rtol=2e-5, atol=5e-6)
     # Exactly the real tokens were written.
-    written = sum(int(jnp.isfinite(leaf).sum()) for leaf in jax.tree.leaves(pool))
+    poisoned = pool.scales if isinstance(pool, QuantisedPool) else pool
     num_tokens = sum(rows.first_lens) + sum(rows.second_lens)
-    assert written == num_tokens * 2 * case.num_kv_heads * case.head_dim
+    size = 1 if isinstance(pool, QuantisedPool) else case.head_dim
+    assert int(jnp.isfinite(poisoned).sum()) == num_tokens * 2 * case.num_kv_heads * size
     # What lies outside the rows does not even change a rounding.
     clean, _ = run(case, backend, rows, 0.5)
     for r, out in outs.items():
@@ -199,23 +220,22 @@ def test_a_hand_worked_example(backend):
 
 
 @pytest.mark.parametrize("backend", PLAIN)
-def test_copy_pages_copies_every_layer_and_drops_what_is_out_of_range(backend):
-    sizes = {"num_layers": 3, "num_pages": 5, "page_size": 2, "num_kv_heads": 2, "head_dim": 16}
-    pool = make_pool(backend, **sizes, dtype="float32")
-    pool = jax.tree.map(lambda x: jnp.arange(x.size, dtype=jnp.float32).reshape(x.shape), pool)
-    copied = jax.jit(copy_pages, static_argnums=3)(pool, jnp.array([4, 1, 0, 9]), jnp.array([0, 3, 5, 77]), backend)
-    for old, new in zip(jax.tree.leaves(pool), jax.tree.leaves(copied), strict=True):
-        expected = np.array(old)
-        expected[:, [0, 3]] = expected[:, [4, 1]]
-        np.testing.assert_array_equal(new, expected)
-
-
-@pytest.mark.parametrize("backend", PLAIN)
 def test_bytes_per_page_are_what_a_pool_takes(backend):
     sizes = {"num_layers": 3, "page_size": 4, "num_kv_heads": 2, "head_dim": 16, "dtype": "bfloat16"}
     pool = make_pool(backend, num_pages=7, **sizes)
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(pool)) == 7 * pool_bytes_per_page(backend, **sizes)
     assert pool_bytes_per_page(backend, **sizes) == 3 * 4 * 2 * 2 * 16 * 2
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("backend", PLAIN)
+def test_a_quantised_pool_is_a_quarter_of_float32_and_a_scale(backend, dtype):
+    sizes = {"num_layers": 3, "page_size": 16, "num_kv_heads": 2, "head_dim": 128}
+    pool = make_pool(backend, num_pages=7, **sizes, dtype=dtype)
+    page_bytes = pool_bytes_per_page(backend, **sizes, dtype=dtype)
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(pool)) == 7 * page_bytes
+    assert page_bytes * 128 == (32 + 1) * pool_bytes_per_page(backend, **sizes, dtype="float32")
+    assert page_bytes * 64 == (32 + 1) * pool_bytes_per_page(backend, **sizes, dtype="bfloat16")
 
 
 def test_caller_mistakes_are_named():

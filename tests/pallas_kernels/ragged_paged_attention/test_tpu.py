@@ -93,7 +93,7 @@ def to_tpu(pool: jax.Array) -> jax.Array:
     """The reference's pool as the TPU backend lays it out; lanes that hold nothing are NaN where the token is."""
     layout = PageLayout(pool.shape[-1])
     keys, values = jnp.moveaxis(pool, 3, 0)
-    return jnp.swapaxes(tpu._place_new(keys, values, layout), 2, 3)
+    return jnp.swapaxes(tpu._place(keys, values, layout), 2, 3)
 
 
 def of_tpu(pool: jax.Array, head_dim: int) -> jax.Array:
@@ -194,13 +194,6 @@ def test_no_races_with_simulated_dmas(mode, capsys):
     params = pltpu.InterpretParams(dma_execution_mode=mode, detect_races=True)
     check(case, [1, 1, 1, 9, 30], [1, 160, 96, 100, 30], 70, 0, interpret=params)
     assert "RACE" not in capsys.readouterr().out.upper()
-
-
-def test_copies_pages_in_every_layer():
-    pool = tpu.make_pool(num_layers=2, num_pages=5, page_size=16, num_kv_heads=1, head_dim=64, dtype=jnp.float32)
-    pool += jnp.arange(5.0)[None, :, None, None, None]
-    copied = tpu.copy_pages(pool, jnp.asarray([1, 3, 2]), jnp.asarray([0, 4, 5]))
-    np.testing.assert_array_equal(copied[:, :, 0, 0, 0], [[1, 1, 2, 3, 3]] * 2)
 
 
 def test_is_listed_once_each():

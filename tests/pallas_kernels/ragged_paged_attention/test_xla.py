@@ -7,7 +7,7 @@ import pytest
 
 from pallas_kernels.ragged_paged_attention import AttentionMetadata, copy_pages, make_pool, ragged_paged_attention
 from pallas_kernels.ragged_paged_attention.xla import TOKENWISE
-from pallas_kernels.ragged_paged_attention.xla_tiling import choose_tiling, to_float32
+from pallas_kernels.ragged_paged_attention.xla_tiling import FLOAT8_UNIT, choose_tiling, to_float32
 
 NUM_LAYERS, NUM_PAGES, WIDTH = 3, 4000, 64
 
@@ -46,26 +46,42 @@ def scanned(x, pool, metadata):
     return jax.lax.scan(body, (x, pool), jnp.arange(NUM_LAYERS))[0]
 
 
+def num_bytes(pool):
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(pool))
+
+
 @pytest.mark.parametrize("step", [unrolled, scanned])
 @pytest.mark.parametrize(
     ("num_tokens", "dtype"),
-    [(1, "float32"), (TOKENWISE, "float32"), (40, "float32"), (1, "bfloat16"), (40, "bfloat16"), (40, "float16")],
+    [
+        (1, "float32"),
+        (TOKENWISE, "float32"),
+        (40, "float32"),
+        (1, "bfloat16"),
+        (40, "bfloat16"),
+        (40, "float16"),
+        (1, "int8"),
+        (40, "int8"),
+        (1, "float8_e4m3fn"),
+        (40, "float8_e4m3fn"),
+    ],
 )
 def test_the_pool_is_updated_in_place(step, num_tokens, dtype):
     x, pool, metadata = make_case(num_tokens, dtype)
     compiled = jax.jit(step, donate_argnums=1).lower(x, pool, metadata).compile()
     memory = compiled.memory_analysis()
-    assert memory.alias_size_in_bytes >= pool.nbytes
-    assert memory.temp_size_in_bytes < pool.nbytes / NUM_LAYERS / 4
+    assert memory.alias_size_in_bytes >= num_bytes(pool)
+    assert memory.temp_size_in_bytes < num_bytes(pool) / NUM_LAYERS / 4
 
 
-def test_copied_pages_leave_the_pool_in_place():
-    _, pool, _ = make_case(1)
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_copied_pages_leave_the_pool_in_place(dtype):
+    _, pool, _ = make_case(1, dtype)
     pages = jnp.arange(8)
     compiled = jax.jit(copy_pages, static_argnums=3, donate_argnums=0).lower(pool, pages, pages + 9, "xla").compile()
     memory = compiled.memory_analysis()
-    assert memory.alias_size_in_bytes >= pool.nbytes
-    assert memory.temp_size_in_bytes < pool.nbytes / 20
+    assert memory.alias_size_in_bytes >= num_bytes(pool)
+    assert memory.temp_size_in_bytes < num_bytes(pool) / 20
 
 
 @pytest.mark.parametrize("num_tokens", [1, 40])
@@ -103,9 +119,18 @@ def test_bfloat16_bits_are_moved_faithfully():
     np.testing.assert_array_equal(to_float32(bits), np.asarray(values).astype(np.float32))
 
 
+def test_float8_bits_are_read_faithfully():
+    bits = jnp.arange(256, dtype=jnp.uint8)
+    values = np.asarray(jax.lax.bitcast_convert_type(bits, jnp.float8_e4m3fn)).astype(np.float32)
+    read = FLOAT8_UNIT * np.asarray(jax.jit(to_float32)(bits))
+    is_number = np.isfinite(values)
+    np.testing.assert_array_equal(read[is_number], values[is_number])
+    assert np.isfinite(read).all()
+
+
 def test_a_dtype_without_a_pool_is_declined():
-    with pytest.raises(NotImplementedError, match="bfloat16 or float16, got int8"):
-        make_case(1, "int8")
+    with pytest.raises(NotImplementedError, match="int8 or float8_e4m3fn, got int16"):
+        make_case(1, "int16")
 
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 64, 2048])
