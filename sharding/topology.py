@@ -32,6 +32,9 @@ class ChipFacts:
     vmem_bytes: int
     """VMEM of one core; a v5p device has two cores, each with as much."""
     smem_bytes: int
+    clock_hz: float
+    """Cycles a second. Not published: what `bf16_flops` come to with a device's matrix units (four of 128 x 128; v5p
+    eight; v6e and TPU7x four of 256 x 256) and two operations a place and cycle."""
     bf16_flops: float
     int8_ops: float
     """0 where the matrix unit has no such mode: int8 weights are then widened first."""
@@ -49,31 +52,31 @@ CHIPS = {
         ChipFacts(
             generation="v4", device_kind="TPU v4", devices_per_chip=2,
             hbm_bytes=int(15.25 * GIB), hbm_bytes_per_second=1.228e12 / 2, vmem_bytes=16 * MIB, smem_bytes=MIB,
-            bf16_flops=275e12 / 2, int8_ops=275e12 / 2, fp8_flops=0, ici_bytes_per_second=300e9,
+            clock_hz=1.05e9, bf16_flops=275e12 / 2, int8_ops=275e12 / 2, fp8_flops=0, ici_bytes_per_second=300e9,
             source="https://docs.cloud.google.com/tpu/docs/v4",
         ),
         ChipFacts(
             generation="v5e", device_kind="TPU v5 lite", devices_per_chip=1,
             hbm_bytes=int(15.75 * GIB), hbm_bytes_per_second=819e9, vmem_bytes=128 * MIB, smem_bytes=MIB,
-            bf16_flops=197e12, int8_ops=393e12, fp8_flops=0, ici_bytes_per_second=200e9,
+            clock_hz=1.5e9, bf16_flops=197e12, int8_ops=393e12, fp8_flops=0, ici_bytes_per_second=200e9,
             source="https://docs.cloud.google.com/tpu/docs/v5e",
         ),
         ChipFacts(
             generation="v5p", device_kind="TPU v5", devices_per_chip=1,
             hbm_bytes=int(95.73 * GIB), hbm_bytes_per_second=2765e9, vmem_bytes=64 * MIB, smem_bytes=MIB,
-            bf16_flops=459e12, int8_ops=918e12, fp8_flops=0, ici_bytes_per_second=600e9,
+            clock_hz=1.75e9, bf16_flops=459e12, int8_ops=918e12, fp8_flops=0, ici_bytes_per_second=600e9,
             source="https://docs.cloud.google.com/tpu/docs/v5p",
         ),
         ChipFacts(
             generation="v6e", device_kind="TPU v6 lite", devices_per_chip=1,
             hbm_bytes=int(31.24 * GIB), hbm_bytes_per_second=1640e9, vmem_bytes=128 * MIB, smem_bytes=MIB,
-            bf16_flops=918e12, int8_ops=1836e12, fp8_flops=918e12, ici_bytes_per_second=400e9,
+            clock_hz=1.75e9, bf16_flops=918e12, int8_ops=1836e12, fp8_flops=918e12, ici_bytes_per_second=400e9,
             source="https://docs.cloud.google.com/tpu/docs/v6e",
         ),
         ChipFacts(
             generation="tpu7x", device_kind="TPU7x", devices_per_chip=2,
             hbm_bytes=int(94.74 * GIB), hbm_bytes_per_second=7380e9 / 2, vmem_bytes=64 * MIB, smem_bytes=MIB,
-            bf16_flops=2307e12 / 2, int8_ops=0, fp8_flops=4614e12 / 2, ici_bytes_per_second=600e9,
+            clock_hz=2.2e9, bf16_flops=2307e12 / 2, int8_ops=0, fp8_flops=4614e12 / 2, ici_bytes_per_second=600e9,
             source="https://docs.cloud.google.com/tpu/docs/tpu7x",
         ),
     )

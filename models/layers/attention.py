@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int32
 
 from models.inputs import PagedKVCache
 from models.layers.initializer import Initializer
-from models.layers.linear import Linear
+from models.layers.linear import Linear, keep_apart
 from models.layers.rope import RopeTable, apply_rope
 
 HeadNorm = Callable[[Float[Array, "T N H"]], Float[Array, "T N H"]]
@@ -59,7 +59,7 @@ class Attention(nnx.Module):
         """The block's output without the residual, and the cache with this layer's keys and values."""
         num_tokens = x.shape[0]
         num_groups = self.num_heads // self.num_kv_heads
-        qkv = self.qkv(x).reshape(num_tokens, self.num_kv_heads, num_groups + 2, self.head_dim)
+        qkv = keep_apart(self.qkv(x)).reshape(num_tokens, self.num_kv_heads, num_groups + 2, self.head_dim)
         q = qkv[:, :, :num_groups].reshape(num_tokens, self.num_heads, self.head_dim)
         k, v = qkv[:, :, num_groups], qkv[:, :, num_groups + 1]
         if self.q_norm is not None:

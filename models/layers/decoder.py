@@ -161,7 +161,7 @@ def _loop_layers(
     tables: Sequence[RopeTable],
 ) -> tuple[Float[Array, "T D"], PagedKVCache]:
     """A run of layers, stacked or apart, as one loop; what differs between them is an array with an entry a layer."""
-    varying: dict[str, Any] = {"layer": jnp.arange(first, first + len(traits), dtype=jnp.int32)}
+    varying: dict[str, Any] = {}
     if len({t.window for t in traits}) > 1:
         varying["window"] = jnp.array([t.window for t in traits], jnp.int32)
     rope_choices = {t.rope for t in traits}
@@ -176,14 +176,16 @@ def _loop_layers(
 
     apart = run if isinstance(run, Sequence) else None
 
-    def body(carry: tuple[Array, Any], scanned: tuple[Any, dict[str, Array]]) -> tuple[tuple[Array, Any], None]:
-        (x, pool), (module, own) = carry, scanned
+    # The layer's number is carried and not scanned over: a TPU counts in its scalar unit, but reads arrays elsewhere.
+    def body(carry: tuple[Any, ...], scanned: tuple[Any, dict[str, Array]]) -> tuple[tuple[Any, ...], None]:
+        (x, pool, layer), (module, own) = carry, scanned
         if apart is not None:
-            module = choose_layer(apart, own["layer"] - first)
+            module = choose_layer(apart, layer - first)
         rope = jax.tree.map(lambda leaf: leaf[own["rope"]], choices) if "rope" in own else choices
         window = own.get("window", traits[0].window)
-        x, updated = module(x, dataclasses.replace(cache, pool=pool), own["layer"], rope, window)
-        return (x, updated.pool), None
+        x, updated = module(x, dataclasses.replace(cache, pool=pool), layer, rope, window)
+        return (x, updated.pool, layer + 1), None
 
-    (x, pool), _ = jax.lax.scan(body, (x, cache.pool), (None if apart is not None else run, varying))
+    scanned = (None if apart is not None else run, varying)
+    (x, pool, _), _ = jax.lax.scan(body, (x, cache.pool, jnp.int32(first)), scanned, length=len(traits))
     return x, dataclasses.replace(cache, pool=pool)

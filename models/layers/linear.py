@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jaxtyping import Array, Float
 
 from models.layers.choice import use_weight
@@ -32,3 +33,12 @@ class Linear(nnx.Module):
         """The product, in the type of `x`."""
         out = use_weight(self.weight.get_value(), lambda weight: jnp.dot(x, weight))
         return out if self.bias is None else out + self.bias.get_value()[None, :]
+
+
+def keep_apart(x: Float[Array, "T O"]) -> Float[Array, "T O"]:
+    """`x`, which the TPU compiler then computes on its own and as it is.
+
+    Left to itself, it turns a product and the reshape behind it into one operation for which it transposes each layer's
+    weights first, and puts one product into the next at more than the cost of both (docs/performance.md).
+    """
+    return lax.platform_dependent(x, tpu=lax.optimization_barrier, default=lambda x: x)

@@ -5,7 +5,7 @@ from jaxtyping import Array, Float
 
 from models.layers.activations import activation
 from models.layers.initializer import Initializer
-from models.layers.linear import Linear
+from models.layers.linear import Linear, keep_apart
 
 
 class GatedMLP(nnx.Module):
@@ -23,7 +23,7 @@ class GatedMLP(nnx.Module):
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         """The block's output, without the residual."""
-        return self.down(self.act(self.gate(x)) * self.up(x))
+        return self.down(keep_apart(self.act(self.gate(x)) * self.up(x)))
 
 
 class PlainMLP(nnx.Module):

@@ -4,8 +4,10 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Self
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32
@@ -181,6 +183,11 @@ def rope_table(frequencies: RopeFrequencies, positions: Int32[Array, " T"]) -> R
 
 def apply_rope(x: Float[Array, "T N H"], table: RopeTable, *, interleaved: bool = False) -> Float[Array, "T N H"]:
     """`x` with its first 2 R channels rotated in pairs (i, i + R), or (2 i, 2 i + 1) if `interleaved`."""
+    cut, swap = partial(_rotate_parts, interleaved=interleaved), partial(_rotate_swapped, interleaved=interleaved)
+    return jax.lax.platform_dependent(x, table, tpu=swap, default=cut)
+
+
+def _rotate_parts(x: Float[Array, "T N H"], table: RopeTable, *, interleaved: bool) -> Float[Array, "T N H"]:
     num_pairs = table.cos.shape[-1]
     cos, sin = table.cos[:, None, :], table.sin[:, None, :]
     rotated = x[..., : 2 * num_pairs].astype(jnp.float32)
@@ -191,3 +198,23 @@ def apply_rope(x: Float[Array, "T N H"], table: RopeTable, *, interleaved: bool 
     pairs = (first * cos - second * sin, second * cos + first * sin)
     out = jnp.stack(pairs, axis=-1).reshape(rotated.shape) if interleaved else jnp.concatenate(pairs, axis=-1)
     return jnp.concatenate([out.astype(x.dtype), x[..., 2 * num_pairs :]], axis=-1)
+
+
+def _rotate_swapped(x: Float[Array, "T N H"], table: RopeTable, *, interleaved: bool) -> Float[Array, "T N H"]:
+    """The same numbers for TPUs, whose lanes are slow to cut: the matrix unit, idle here, swaps each pair's channels.
+
+    A product with a permutation is exact: every sum has one term that is not zero.
+    """
+    num_pairs, head_dim = table.cos.shape[-1], x.shape[-1]
+    channels = np.arange(head_dim)
+    partner = channels ^ 1 if interleaved else (channels + num_pairs) % (2 * num_pairs)
+    partner = np.where(channels < 2 * num_pairs, partner, channels)
+    swap = jnp.asarray(np.eye(head_dim)[partner].T, x.dtype)
+    swapped = jnp.dot(x, swap, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+    if interleaved:
+        cos, sin = jnp.repeat(table.cos, 2, axis=-1), jnp.stack([-table.sin, table.sin], axis=-1).reshape(len(x), -1)
+    else:
+        cos, sin = jnp.tile(table.cos, (1, 2)), jnp.concatenate([-table.sin, table.sin], axis=-1)
+    rest = ((0, 0), (0, head_dim - 2 * num_pairs))
+    cos, sin = jnp.pad(cos, rest, constant_values=1), jnp.pad(sin, rest)
+    return (x.astype(jnp.float32) * cos[:, None, :] + swapped * sin[:, None, :]).astype(x.dtype)

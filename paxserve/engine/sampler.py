@@ -65,7 +65,14 @@ def sample(logits: Float32[Array, "R V"], tensors: SamplingTensors) -> Int32[Arr
 
 
 def argmax(values: Float32[Array, "R V"]) -> Int32[Array, " R"]:
-    """The index of each row's first maximum: block maxima, then the first best block (jnp.argmax is slow on CPU)."""
+    """The index of each row's first maximum."""
+    return lax.platform_dependent(
+        values, cpu=_argmax_by_blocks, default=lambda values: jnp.argmax(values, axis=-1).astype(jnp.int32)
+    )
+
+
+def _argmax_by_blocks(values: Float32[Array, "R V"]) -> Int32[Array, " R"]:
+    """Block maxima, then the first best block: jnp.argmax is slow on CPU."""
     num_rows, num_values = values.shape
     size = min(256, num_values & -num_values)
     if size < 16:  # an odd vocabulary

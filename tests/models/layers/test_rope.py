@@ -1,10 +1,20 @@
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.layers.rope import RopeFrequencies, RopeParameters, RopeTable, apply_rope, rope_frequencies, rope_table
+from models.layers.rope import (
+    RopeFrequencies,
+    RopeParameters,
+    RopeTable,
+    _rotate_parts,
+    _rotate_swapped,
+    apply_rope,
+    rope_frequencies,
+    rope_table,
+)
 
 DIM = 64
 PLAIN = np.array([10000 ** (-2 * i / DIM) for i in range(DIM // 2)])
@@ -124,3 +134,17 @@ def test_table_scales_by_the_attention_factor():
     table = rope_table(RopeFrequencies(np.array([0.5], np.float32), 2.0), jnp.array([0, 3]))
     np.testing.assert_allclose(table.cos[:, 0], [2.0, 2 * math.cos(1.5)], rtol=1e-6)
     np.testing.assert_allclose(table.sin[:, 0], [0.0, 2 * math.sin(1.5)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("dtype", "num_pairs"), [("bfloat16", 32), ("float32", 16), ("float32", 32)])
+def test_swapping_by_a_product_rotates_alike(interleaved, dtype, num_pairs):
+    """What TPUs do against what every other device does: the same up to the order of one addition."""
+    keys = jax.random.split(jax.random.key(0), 2)
+    x = jax.random.normal(keys[0], (5, 3, 64)).astype(dtype)
+    angles = jax.random.uniform(keys[1], (5, num_pairs), maxval=6.0)
+    table = RopeTable(jnp.cos(angles) * 1.5, jnp.sin(angles) * 1.5)
+    parts = _rotate_parts(x, table, interleaved=interleaved).astype(jnp.float32)
+    swapped = _rotate_swapped(x, table, interleaved=interleaved).astype(jnp.float32)
+    np.testing.assert_allclose(swapped, parts, rtol=1e-6 if dtype == "float32" else 2**-8, atol=1e-6)
+    np.testing.assert_array_equal(swapped[..., 2 * num_pairs :], x[..., 2 * num_pairs :].astype(jnp.float32))
