@@ -18,6 +18,9 @@ SIZE_SUFFIXES = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20, "g": 10**9
 SIZE_FIELDS = {"max_model_len", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"}
 """Fields that accept what `parse_size` does."""
 
+LONG_PREFILL_SHARE = 0.04
+"""Part of the context that makes a prompt long where nothing else is said, as in vLLM."""
+
 
 def parse_size(value: int | str | float, name: str) -> int:
     """A number from forms such as 4096, "32k" (32,000), "32K" (32,768) or "1.5G"."""
@@ -128,6 +131,14 @@ class SchedulerConfig:
     """Split long prompts over several steps, so that running requests are not held up."""
     async_scheduling: bool = True
     """Launch a step before the tokens of the one before it have been read."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """Who goes first: fcfs is order of arrival; priority looks at the requests' priority (lowest first) before that."""
+    max_num_partial_prefills: int = 1
+    """Most prompts that are computed in parts at the same time."""
+    max_long_partial_prefills: int = 1
+    """Most of these that may be long; fewer lets short prompts overtake long ones."""
+    long_prefill_token_threshold: int = 0
+    """Prompts above it are long, and a request computes no more a step; 0: off (4 % of the context if several run)."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens"):
@@ -135,6 +146,21 @@ class SchedulerConfig:
             if value is not None:
                 object.__setattr__(self, name, parse_size(value, name))
                 _expect(getattr(self, name) >= 1, name, "at least 1", value)
+        most, most_long = self.max_num_partial_prefills, self.max_long_partial_prefills
+        _expect(most >= 1, "max_num_partial_prefills", "at least 1", most)
+        _expect(1 <= most_long <= most, "max_long_partial_prefills", f"between 1 and {most}", most_long)
+        threshold = self.long_prefill_token_threshold
+        _expect(threshold >= 0, "long_prefill_token_threshold", "at least 0", threshold)
+        if not self.enable_chunked_prefill and (most > 1 or threshold):
+            raise ConfigError(
+                "max_num_partial_prefills and long_prefill_token_threshold split prompts: they need chunked prefill."
+            )
+
+    def long_prefill_threshold(self, max_model_len: int) -> int:
+        """`long_prefill_token_threshold`, or what stands for it when several prompts are to be computed in parts."""
+        if self.long_prefill_token_threshold == 0 and self.max_num_partial_prefills > 1:
+            return max(1, int(max_model_len * LONG_PREFILL_SHARE))
+        return self.long_prefill_token_threshold
 
     @property
     def limits(self) -> tuple[int, int]:

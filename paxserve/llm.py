@@ -51,17 +51,24 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: ParamsChoice = None,
         use_tqdm: bool | Callable[..., tqdm] = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """The outputs of all prompts, in their order.
 
         A prompt is a text, a list of token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`; parameters are
-        one for all, or a list with one for each. If one prompt is refused (`RequestError`), none is run.
+        one for all, or a list with one for each. `priority` (one a prompt, the lowest first) needs
+        `scheduling_policy="priority"`. If one prompt is refused (`RequestError`), none is run.
         """
         prompts = _as_prompts(prompts)
         params = self._as_params(sampling_params, len(prompts))
+        priorities = [0] * len(prompts) if priority is None else list(priority)
+        if len(priorities) != len(prompts):
+            raise RequestError(
+                f"priority must be one a prompt, got {len(priorities)} for {len(prompts)} prompts.", "priority"
+            )
         requests = [
-            (self._inputs.process(next(self._request_ids), prompt, own_params), prompt_text(prompt))
-            for prompt, own_params in zip(prompts, params, strict=True)
+            (self._inputs.process(next(self._request_ids), prompt, own, priority=rank), prompt_text(prompt))
+            for prompt, own, rank in zip(prompts, params, priorities, strict=True)
         ]
         return self._run(requests, use_tqdm)
 

@@ -19,7 +19,12 @@ class EngineRequest:
     """`time.time()` when the front received it, in seconds."""
     cache_salt: str | None = None
     """Requests share prefix-cache pages only with requests of equal salt."""
+    cache_keys: list[str] = field(default_factory=list)
+    """What else than tokens the keys and values depend on (an adapter, images), in the way of a salt."""
     priority: int = 0
+    """Under the priority policy the lowest goes first; under fcfs it must be 0."""
+    timeout: float | None = None
+    """Seconds after its arrival at which the request is ended, finished or not."""
 
 
 @dataclass(slots=True)
@@ -46,8 +51,8 @@ class EngineOutput:
     """One entry a prompt token (the first None), sent once, with the first new token of choice 0."""
     finish_reason: str | None = None
     """"stop", "length" or "abort"; None while running."""
-    stop_reason: int | None = None
-    """The stop token id that ended it; None for EOS."""
+    stop_reason: int | str | None = None
+    """The stop token id that ended it, or "timeout"; None for EOS."""
     num_cached_tokens: int = 0
     """Prompt tokens taken from the prefix cache."""
     first_scheduled_time: float = 0.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paxserve.engine.request import Request
-from paxserve.engine.scheduler import ScheduledRow, ScheduledStep
+from paxserve.engine.step_plan import ScheduledRow, ScheduledStep
 from paxserve.sampling_params import SamplingParams
 
 PARAM_COLUMNS = (
@@ -104,6 +104,7 @@ class SlotTable:
         self.width = max_pages + len(PARAM_COLUMNS)
         self._owner: list[tuple[Request, int] | None] = [None] * num_slots
         self._num_pages = [0] * num_slots
+        self._num_page_changes = [0] * num_slots
 
     def changes(self, request: Request) -> tuple[list[int], list[int], bool]:
         """Flat indices and values to write for this request, and whether it is new to its slot."""
@@ -119,6 +120,9 @@ class SlotTable:
             first = base + self.max_pages
             indices += range(first, first + len(PARAM_COLUMNS))
             values += param_columns(request)
+        if self._num_page_changes[slot] != request.num_page_changes:
+            self._num_page_changes[slot] = request.num_page_changes
+            self._num_pages[slot] = 0
         known = self._num_pages[slot]
         if known < len(pages):
             indices += range(base + known, base + len(pages))

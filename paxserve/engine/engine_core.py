@@ -62,10 +62,7 @@ class EngineCore:
         clock.end("compile")
         max_num_seqs, budget = config.scheduler.limits
         pool = PagePool(num_pages, config.cache.block_size, enable_prefix_caching=config.cache.enable_prefix_caching)
-        self.scheduler = Scheduler(
-            pool, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget,
-            max_model_len=max_model_len, enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
-        )  # fmt: skip
+        self.scheduler = Scheduler.for_config(config.scheduler, pool, max_model_len)
         self.config = config
         self.model_info = ModelInfo(
             max_model_len=max_model_len,
@@ -100,12 +97,19 @@ class EngineCore:
         length, limit = len(request.prompt_token_ids), self.model_info.max_sequence_tokens
         if length == 0 or length > limit:
             raise RequestError(f"The prompt must have 1 to {limit} tokens, got {length}.", "input_tokens")
+        if request.priority != 0 and self.config.scheduler.scheduling_policy != "priority":
+            raise RequestError(
+                f"priority={request.priority} needs a server with --scheduling-policy priority: "
+                "this one serves requests in order of arrival.",
+                "priority",
+            )
         n, seed = request.params.n, request.params.seed
         if seed is None:
             seeds = [int(word) for word in self._seeds.integers(0, 2**63, n)]
         else:
             seeds = [seed + index for index in range(n)]
-        self.scheduler.add(expand_choices(request, seeds, self._num_arrivals))
+        deadline = None if request.timeout is None else request.arrival_time + request.timeout
+        self.scheduler.add(expand_choices(request, seeds, self._num_arrivals), deadline)
         self._num_arrivals += 1
 
     def abort_requests(self, targets: Iterable[tuple[str, int | None]]) -> None:
@@ -116,13 +120,17 @@ class EngineCore:
                     EngineOutput(request_id=request_id, index=request.index, new_token_ids=[], finish_reason="abort")
                 )
 
+    def set_priority(self, request_id: str, priority: int) -> None:
+        """Give a request that waits or runs another priority; unknown ones are ignored."""
+        self.scheduler.set_priority(request_id, priority)
+
     def has_unfinished_requests(self) -> bool:
         """Whether `step` still has something to do or to tell."""
         return bool(self._launched or self._aborted) or self.scheduler.has_unfinished()
 
     def step(self) -> list[EngineOutput]:
         """Launch the next step, then wait for the one before it and return what it brought."""
-        outputs, self._aborted = self._aborted, []
+        outputs, self._aborted = [*self._aborted, *self.scheduler.expire(time.time())], []
         started = time.perf_counter()
         scheduled = self.scheduler.schedule()
         planned = time.perf_counter()

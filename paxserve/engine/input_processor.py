@@ -1,6 +1,7 @@
 """Prompts and parameters as callers give them, checked and turned into what the engine core runs. No I/O."""
 
 import copy
+import math
 import operator
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -126,12 +127,13 @@ class InputProcessor:
         arrival_time: float | None = None,
         cache_salt: str | None = None,
         priority: int = 0,
+        timeout: float | None = None,
         add_special_tokens: bool = True,
     ) -> EngineRequest:
         """The request for the engine core. `params` is copied. Raises `RequestError` for whatever is wrong."""
         arrival_time = time.time() if arrival_time is None else arrival_time
-        if priority != 0:
-            raise RequestError(f"priority={priority} is not supported: requests run in order of arrival.", "priority")
+        _check_priority(priority)
+        _check_timeout(timeout)
         if isinstance(prompt, Mapping) and cache_salt is None:
             cache_salt = prompt.get("cache_salt")
         _check_cache_salt(cache_salt)
@@ -150,6 +152,8 @@ class InputProcessor:
             params=params,
             arrival_time=arrival_time,
             cache_salt=cache_salt,
+            priority=priority,
+            timeout=timeout,
         )
 
     def _prompt_token_ids(self, prompt: Prompt, params: SamplingParams, add_special_tokens: bool) -> list[int]:
@@ -272,6 +276,19 @@ def _as_token_ids(prompt: Iterable[Any]) -> list[int]:
     except TypeError:
         pass
     raise RequestError("A prompt must be a text, or a list of token ids.", "prompt")
+
+
+def _check_priority(priority: object) -> None:
+    if not isinstance(priority, int) or isinstance(priority, bool) or not -(2**63) <= priority < 2**63:
+        raise RequestError(f"priority must be an integer of 64 bits, got {priority!r}.", "priority")
+
+
+def _check_timeout(timeout: Any) -> None:
+    if timeout is None:
+        return
+    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if not is_number or not 0 < timeout < math.inf:
+        raise RequestError(f"timeout must be a number of seconds above 0, got {timeout!r}.", "timeout")
 
 
 def _check_cache_salt(cache_salt: object) -> None:

@@ -74,6 +74,10 @@ class PagePool:
                 if self.prefix_cache is None or not self.prefix_cache.holds(page):
                     self._free.move_to_end(page, last=False)
 
+    def must_copy(self, page: int) -> bool:
+        """Whether a request that holds this page may not write to it: others read it, or find it by its hash."""
+        return self._ref_counts[page] > 1 or (self.prefix_cache is not None and self.prefix_cache.holds(page))
+
     def num_free_among(self, pages: Sequence[int]) -> int:
         """How many of these pages are on the free list: holding them leaves fewer to allocate."""
         return sum(1 for page in pages if self._ref_counts[page] == 0)
@@ -93,3 +97,5 @@ class PagePool:
         assert expected == self._ref_counts, "reference counts differ from what requests hold"
         free = [page for page, count in enumerate(expected) if count == 0]
         assert sorted(self._free) == free, "the free list differs from the pages nobody holds"
+        if self.prefix_cache is not None:
+            self.prefix_cache.check_integrity()

@@ -17,8 +17,8 @@ from paxserve.engine.program_cache import ProgramCache
 from paxserve.engine.program_specs import NUM_COPIES, NUM_UPDATES, ProgramSpecs
 from paxserve.engine.programs import Programs
 from paxserve.engine.request import Request
-from paxserve.engine.scheduler import RowResult, ScheduledStep
 from paxserve.engine.step import DeviceState, RichState, StepOutput, StepShape
+from paxserve.engine.step_plan import RowResult, ScheduledStep
 from paxserve.messages import TokenLogprobs
 
 

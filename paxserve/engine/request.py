@@ -29,6 +29,8 @@ class Request:
     def __init__(self, source: EngineRequest, *, index: int = 0, seed: int, arrival: int) -> None:
         self.request_id = source.request_id
         self.index = index
+        self.rank = (source.priority, arrival, index)
+        """Its place among the others, the lowest first: it waits, and keeps its pages, before those of a higher one."""
         self.params: SamplingParams = source.params
         self.seed = seed
         self.arrival = arrival
@@ -46,11 +48,13 @@ class Request:
         self.num_preemptions = 0
         self.first_scheduled_time = 0.0
         self.pages: list[int] = []
+        self.num_page_changes = 0
+        """How often a page in the middle of `pages` was exchanged for another."""
         self.slot = -1
         # Prompt log-probabilities are asked of the first choice alone: the prompt is the same for all.
         self.wants_prompt_logprobs = source.params.prompt_logprobs is not None and index == 0
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
-        self._root_hash = root_hash(source.cache_salt)
+        self._root_hash = root_hash(source.cache_salt, *source.cache_keys)
         self._page_hashes: list[bytes] = []
 
     @property
@@ -91,6 +95,12 @@ class Request:
             parent = hashes[-1] if hashes else self._root_hash
             hashes.append(page_hash(parent, self.token_ids[start : start + page_size]))
         return hashes[:count]
+
+    def hash_of_page(self, page: int, page_size: int) -> bytes:
+        """The hash of the page with this index, all of whose tokens must be known."""
+        if page >= len(self._page_hashes):
+            self.page_hashes(page + 1, page_size)
+        return self._page_hashes[page]
 
     def seed_words(self) -> tuple[int, int]:
         """The seed as two int32 bit patterns, low word first."""

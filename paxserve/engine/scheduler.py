@@ -10,56 +10,23 @@ with a page before the later one touches it.
 """
 
 import time
-from collections import deque
-from dataclasses import dataclass, field
+from typing import Self
 
+from paxserve.config import SchedulerConfig
 from paxserve.engine.kv_cache import PagePool
 from paxserve.engine.request import Request, Status
+from paxserve.engine.step_plan import RowResult, ScheduledRow, ScheduledStep, StepPlan
+from paxserve.engine.waiting_queue import Deadlines, WaitingQueue, rank_of
 from paxserve.errors import OutOfPages
-from paxserve.messages import EngineOutput, EngineStats, TokenLogprobs
-
-
-@dataclass(slots=True)
-class ScheduledRow:
-    """One request's share of a step."""
-
-    request: Request
-    start: int
-    """Tokens computed before this step."""
-    num_tokens: int
-    """Tokens computed in this step."""
-    samples: bool
-    """Whether the step computes the request's last token, so that a new one is sampled."""
-    position: int
-    """Output position of the sampled token."""
-
-
-@dataclass(slots=True)
-class ScheduledStep:
-    """What one step computes: decode rows first, then longer ones."""
-
-    rows: list[ScheduledRow]
-    page_copies: list[tuple[int, int]]
-    """(from, to): pages to copy before the step runs."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens the step computes."""
-        return sum(row.num_tokens for row in self.rows)
-
-
-@dataclass(slots=True)
-class RowResult:
-    """What the device found for one row of a step."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None = None
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """One entry a query token of the row: about the prompt token that follows it."""
+from paxserve.messages import EngineOutput, EngineStats
 
 
 class Scheduler:
-    """FCFS with a token budget, chunked prefill, prefix caching and preemption by recompute."""
+    """A token budget handed out in order of rank, with chunked prefill, shared pages and preemption by recompute.
+
+    Rank is priority, then arrival; without priorities that is first come, first served. Nothing of a running
+    request is taken for a waiting one; when pages run out, the running request of the highest rank gives up its own.
+    """
 
     def __init__(
         self,
@@ -69,23 +36,50 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         enable_chunked_prefill: bool = True,
+        max_num_partial_prefills: int = 1,
+        max_long_partial_prefills: int = 1,
+        long_prefill_token_threshold: int = 0,
     ) -> None:
         self.pool = pool
+        self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_sequence_tokens = min(max_model_len, pool.num_pages * pool.page_size)
         self.enable_chunked_prefill = enable_chunked_prefill
-        self.waiting: deque[Request] = deque()
+        self.max_num_partial_prefills = max_num_partial_prefills
+        self.max_long_partial_prefills = max_long_partial_prefills
+        self.long_prefill_token_threshold = long_prefill_token_threshold
+        self.waiting = WaitingQueue()
         self.running: list[Request] = []
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._requests: dict[str, list[Request]] = {}
+        self._deadlines = Deadlines()
         self._stats = EngineStats(num_pages=pool.num_pages)
+
+    @classmethod
+    def for_config(cls, config: SchedulerConfig, pool: PagePool, max_model_len: int) -> Self:
+        """The scheduler that the flags describe."""
+        max_num_seqs, max_num_batched_tokens = config.limits
+        return cls(
+            pool,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            enable_chunked_prefill=config.enable_chunked_prefill,
+            max_num_partial_prefills=config.max_num_partial_prefills,
+            max_long_partial_prefills=config.max_long_partial_prefills,
+            long_prefill_token_threshold=config.long_prefill_threshold(max_model_len),
+        )
 
     # Requests in and out
 
-    def add(self, choices: list[Request]) -> None:
-        """Queue the choices of one request."""
-        self._requests[choices[0].request_id] = choices
-        self.waiting.extend(choices)
+    def add(self, choices: list[Request], deadline: float | None = None) -> None:
+        """Queue the choices of one request, which is ended at `deadline` (a time as `expire` is told) if given."""
+        first = choices[0]
+        self._requests[first.request_id] = choices
+        for request in choices:
+            self.waiting.add(request)
+        if deadline is not None:
+            self._deadlines.add(deadline, first.arrival, first.request_id)
 
     def abort(self, request_id: str, index: int | None = None) -> list[Request]:
         """Finish the request (or one choice of it) as aborted; unknown or finished ones are none of our business."""
@@ -95,6 +89,29 @@ class Scheduler:
                 self._finish(request, "abort")
                 aborted.append(request)
         return aborted
+
+    def expire(self, now: float) -> list[EngineOutput]:
+        """End the requests whose deadline has come; returns what their owners should hear."""
+        outputs = []
+        for arrival, request_id in self._deadlines.passed(now):
+            choices = self._requests.get(request_id)
+            if not choices or choices[0].arrival != arrival:
+                continue
+            for request in self.abort(request_id):
+                output = EngineOutput(request_id=request_id, index=request.index, new_token_ids=[])
+                output.finish_reason, output.stop_reason = "abort", "timeout"
+                outputs.append(output)
+        return outputs
+
+    def set_priority(self, request_id: str, priority: int) -> None:
+        """Give a request another priority, wherever it stands; an unknown one is none of our business."""
+        for request in self._requests.get(request_id, ()):
+            is_waiting = request.status is Status.WAITING
+            if is_waiting:
+                self.waiting.remove(request)
+            request.rank = (priority, *request.rank[1:])
+            if is_waiting:
+                self.waiting.add(request)
 
     def has_unfinished(self) -> bool:
         """Whether any request waits or runs."""
@@ -111,31 +128,22 @@ class Scheduler:
 
     def schedule(self) -> ScheduledStep | None:
         """Plan the next step, or None when nothing can be computed before more tokens are read."""
-        plan: dict[Request, int] = {}
-        copies: list[tuple[int, int]] = []
-        budget = self.max_num_batched_tokens
-        preempted = False
+        plan = StepPlan(self.max_num_batched_tokens)
+        decodes: list[Request] = []
+        prefills: list[Request] = []
+        for request in self.running:
+            remaining = request.num_tokens - request.num_computed
+            if remaining and self._can_run(request):
+                (decodes if remaining == 1 else prefills).append(request)
         # Decodes first, so that a long prompt never holds up a running request; then started prefills.
-        for decoding in (True, False):
-            for request in list(self.running):
-                if request.status is not Status.RUNNING or (self._remaining(request) == 1) != decoding:
-                    continue
-                count = min(self._remaining(request), budget)
-                if count <= 0 or request in plan or not self._can_run(request):
-                    continue
-                while not self._grow(request, request.num_computed + count):
-                    victim = self.running[-1]
-                    budget += plan.pop(victim, 0)
-                    self._preempt(victim)
-                    preempted = True
-                    if victim is request:
-                        break
-                else:
-                    plan[request] = count
-                    budget -= count
-        if not preempted:
-            self._admit(plan, copies, budget)
-        return self._commit(plan, copies) if plan else None
+        prefills.sort(key=rank_of)
+        num_running = len(self.running)
+        for request in (*decodes, *prefills):
+            if plan.budget > 0 and request.status is Status.RUNNING:
+                self._continue(request, plan)
+        if len(self.running) == num_running:  # else there are not even pages for those that run
+            self._admit(plan)
+        return self._commit(plan) if plan.counts else None
 
     def update(self, step: ScheduledStep, results: list[RowResult]) -> list[EngineOutput]:
         """Take in what a step computed; returns what the requests' owners should hear."""
@@ -156,7 +164,7 @@ class Scheduler:
         stats, pool = self._stats, self.pool
         stats.num_running, stats.num_waiting = len(self.running), len(self.waiting)
         stats.num_pages_in_use = pool.num_in_use
-        stats.wasted_tokens = sum(len(r.pages) * pool.page_size - r.num_computed for r in self.running)
+        stats.wasted_tokens = sum([len(r.pages) * pool.page_size - r.num_computed for r in self.running])
         return stats
 
     def check_integrity(self) -> None:
@@ -165,6 +173,7 @@ class Scheduler:
         self.pool.check_integrity(request.pages for request in running)
         assert all(r.status is Status.RUNNING and r.slot >= 0 for r in running)
         assert all(r.status is Status.WAITING and r.slot < 0 and not r.pages for r in waiting)
+        assert [r.rank for r in waiting] == sorted({r.rank for r in waiting})
         assert len({r.slot for r in running} | set(self._free_slots)) == len(running) + len(self._free_slots)
         assert {id(r) for c in self._requests.values() for r in c} == {id(r) for r in (*running, *waiting)}
         for request in running:
@@ -173,39 +182,86 @@ class Scheduler:
 
     # How a step is put together
 
-    def _remaining(self, request: Request) -> int:
-        return request.num_tokens - request.num_computed
-
     def _can_run(self, request: Request) -> bool:
         if request.has_all_tokens_planned or request.num_tokens >= self.max_sequence_tokens + 1:
             return False
         return not (request.num_pending and request.needs_host_tokens)
 
-    def _grow(self, request: Request, num_tokens: int) -> bool:
-        """Give the request the pages for `num_tokens` tokens, if there are enough."""
-        missing = self.pool.pages_for(num_tokens) - len(request.pages)
-        if missing > 0:
-            try:
-                request.pages += self.pool.allocate(missing)
-            except OutOfPages:
-                return False
+    def _chunk(self, request: Request, remaining: int, plan: StepPlan) -> int:
+        """How many of its remaining tokens the request may compute in this step."""
+        threshold = self.long_prefill_token_threshold
+        return min(remaining, plan.budget, threshold if threshold > 0 else remaining)
+
+    def _is_long(self, request: Request) -> bool:
+        return 0 < self.long_prefill_token_threshold < request.prompt_len
+
+    def _continue(self, request: Request, plan: StepPlan) -> None:
+        """Plan the next tokens of a running request; the last in rank give up their pages for it, it being one."""
+        remaining = request.num_tokens - request.num_computed
+        count = self._chunk(request, remaining, plan)
+        while not self._grow(request, request.num_computed + count, plan):
+            victim = max(self.running, key=rank_of)
+            plan.drop(victim)
+            self._preempt(victim)
+            if victim is request:
+                return
+        plan.add(request, count)
+        if count < remaining:
+            self._count_partial(request, plan)
+
+    def _count_partial(self, request: Request, plan: StepPlan) -> None:
+        plan.num_partial += 1
+        plan.num_long_partial += self._is_long(request)
+
+    def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
+        """Give the request the pages for `num_tokens` tokens, the next on a page of its own, if there are enough.
+
+        A page that it shares with another choice of its request is copied before it is written to.
+        """
+        pool, pages = self.pool, request.pages
+        first = request.num_computed // pool.page_size
+        missing = pool.pages_for(num_tokens) - len(pages)
+        is_shared = first < len(pages) and pool.must_copy(pages[first])
+        if missing <= 0 and not is_shared:
+            return True
+        try:
+            fresh = pool.allocate(max(0, missing) + is_shared)
+        except OutOfPages:
+            return False
+        if is_shared:
+            source, pages[first] = pages[first], fresh.pop()
+            plan.copy_page(request, source, pages[first])
+            pool.release([source])
+            request.num_page_changes += 1
+        pages += fresh
         return True
 
-    def _admit(self, plan: dict[Request, int], copies: list[tuple[int, int]], budget: int) -> None:
-        """Start waiting requests, first come first served, while tokens, slots and pages last."""
-        held_back: list[Request] = []
-        while self.waiting and budget > 0 and self._free_slots:
-            request = self.waiting.popleft()
+    def _admit(self, plan: StepPlan) -> None:
+        """Start waiting requests in order of rank while tokens, slots and pages last."""
+        if not self.waiting or plan.budget <= 0 or not self._free_slots:
+            return
+        filling = self._pages_being_filled()
+        admitted: list[Request] = []
+        num_passed_over = 0
+        for request in self.waiting:
             if request.num_pending or self._waits_for_leader(request):
-                held_back.append(request)
-                continue
-            count = self._start(request, copies, budget)
+                count = None
+            else:
+                count = self._start(request, plan, filling)
             if count == 0:
-                self.waiting.appendleft(request)
                 break
-            plan[request] = count
-            budget -= count
-        self.waiting.extendleft(reversed(held_back))
+            if count is None:
+                # Whoever must wait for another does not hold up those behind; but the queue may be long.
+                num_passed_over += 1
+                if num_passed_over > self.max_num_seqs:
+                    break
+                continue
+            plan.add(request, count)
+            admitted.append(request)
+            if plan.budget <= 0 or not self._free_slots:
+                break
+        for request in admitted:
+            self.waiting.remove(request)
 
     def _waits_for_leader(self, request: Request) -> bool:
         leader = request.leader
@@ -213,68 +269,106 @@ class Scheduler:
             return False
         return leader.status is Status.WAITING or leader.num_computed < leader.prompt_len
 
-    def _start(self, request: Request, copies: list[tuple[int, int]], budget: int) -> int:
-        """Give a waiting request pages and a slot; returns the tokens it computes, or 0 if it must wait."""
-        shared, partial = self._shared_pages(request)
-        num_computed = len(shared) * self.pool.page_size
-        if partial is not None:
-            num_computed = request.prompt_len - 1
-        count = request.num_tokens - num_computed
-        if count > budget:
-            if not self.enable_chunked_prefill and count <= self.max_num_batched_tokens:
+    def _start(self, request: Request, plan: StepPlan, filling: dict[bytes, Request]) -> int | None:
+        """Give a waiting request pages and a slot; returns the tokens it computes.
+
+        0 means that it, and all behind it, must wait for pages or tokens, None that it waits for another request.
+        """
+        pool = self.pool
+        shared, num_computed = self._shared_pages(request)
+        if self._is_being_computed(request, num_computed, filling):
+            return None
+        remaining = request.num_tokens - num_computed
+        count = self._chunk(request, remaining, plan)
+        if count < remaining:
+            if not self.enable_chunked_prefill and remaining <= self.max_num_batched_tokens:
                 return 0
-            count = budget
-        fresh = self.pool.pages_for(num_computed + count) - len(shared)
-        if fresh > self.pool.num_free - self.pool.num_free_among(shared):
+            if plan.num_partial >= self.max_num_partial_prefills:
+                return None
+            if self._is_long(request) and plan.num_long_partial >= self.max_long_partial_prefills:
+                return None
+        must_copy = num_computed % pool.page_size > 0
+        missing = pool.pages_for(num_computed + count) - len(shared) + must_copy
+        if missing > pool.num_free - pool.num_free_among(shared):
             return 0
-        self.pool.hold(shared)
-        request.pages = shared + self.pool.allocate(fresh)
-        if partial is not None:
-            copies.append((partial, request.pages[len(shared)]))
-        self._count_cached(request, num_computed)
-        request.num_computed = num_computed
+        pool.hold(shared)
+        request.pages, request.num_computed = shared, num_computed
+        has_pages = self._grow(request, num_computed + count, plan)
+        assert has_pages, "pages were counted wrongly"
+        if count < remaining:
+            self._count_partial(request, plan)
+        self._note_start(request)
         request.slot = self._free_slots.pop()
         request.status = Status.RUNNING
         self.running.append(request)
+        self._note_filling(request, filling)
         return count
 
-    def _shared_pages(self, request: Request) -> tuple[list[int], int | None]:
-        """Full pages that already hold the start of the request, and a partly filled one to copy."""
-        page_size, leader = self.pool.page_size, request.leader
+    def _shared_pages(self, request: Request) -> tuple[list[int], int]:
+        """Pages that hold the start of the request, and how many tokens of it; the last may be partly filled."""
+        pool, leader = self.pool, request.leader
         if leader is not None and leader.status is Status.RUNNING and leader.num_computed >= leader.prompt_len:
             # The last prompt token is computed again, for its logits; all before it is the leader's.
-            full, rest = divmod(request.prompt_len - 1, page_size)
-            return leader.pages[:full], leader.pages[full] if rest else None
-        cache = self.pool.prefix_cache
+            num_tokens = request.prompt_len - 1
+            return leader.pages[: pool.pages_for(num_tokens)], num_tokens
+        cache = pool.prefix_cache
         if cache is None or request.wants_prompt_logprobs:
-            return [], None
-        full = (request.num_tokens - 1) // page_size
-        return cache.find(request.page_hashes(full, page_size)), None
+            return [], 0
+        full = (request.num_tokens - 1) // pool.page_size
+        pages = cache.find(request.page_hashes(full, pool.page_size))
+        return pages, len(pages) * pool.page_size
 
-    def _count_cached(self, request: Request, num_computed: int) -> None:
-        if request.num_preemptions == 0:
-            request.num_cached_tokens = num_computed
-            request.first_scheduled_time = time.time()
+    # Prompts that start alike and come at the same time: the first computes, the others wait for its pages
+
+    def _pages_being_filled(self) -> dict[bytes, Request]:
+        """The hash of the prompt page that each running prefill is about to fill."""
+        filling: dict[bytes, Request] = {}
+        for request in self.running:
+            self._note_filling(request, filling)
+        return filling
+
+    def _note_filling(self, request: Request, filling: dict[bytes, Request]) -> None:
+        page_size = self.pool.page_size
+        page = request.num_computed // page_size
+        if self.pool.prefix_cache is not None and (page + 1) * page_size <= request.prompt_len:
+            filling.setdefault(request.hash_of_page(page, page_size), request)
+
+    def _is_being_computed(self, request: Request, num_computed: int, filling: dict[bytes, Request]) -> bool:
+        """Whether a running request of lower rank is about to compute what this one needs first."""
+        page_size = self.pool.page_size
+        page = num_computed // page_size
+        if not filling or request.wants_prompt_logprobs or (page + 1) * page_size >= request.num_tokens:
+            return False
+        writer = filling.get(request.hash_of_page(page, page_size))
+        return writer is not None and writer.rank < request.rank
+
+    def _note_start(self, request: Request) -> None:
+        if request.num_preemptions:
+            return
+        request.num_cached_tokens = request.num_computed
+        request.first_scheduled_time = time.time()
+        if request.index == 0:  # the other choices of a request share its prompt: nothing is looked up for them
             self._stats.prefix_cache_queries += request.prompt_len
-            self._stats.prefix_cache_hits += num_computed
+            self._stats.prefix_cache_hits += request.num_computed
             self._stats.prompt_tokens += request.prompt_len
 
-    def _commit(self, plan: dict[Request, int], copies: list[tuple[int, int]]) -> ScheduledStep:
+    def _commit(self, plan: StepPlan) -> ScheduledStep:
         """Advance the counts of every planned request, now that the plan stands."""
         rows = []
-        for request, count in plan.items():
-            row = ScheduledRow(request, request.num_computed, count, False, request.output_len)
-            request.num_computed += count
+        for request, count in plan.counts.items():
+            start = request.num_computed
+            row = ScheduledRow(request, start, count, False, request.output_len)
+            request.num_computed = start + count
             if request.num_computed == request.num_tokens:
                 row.samples = True
                 request.num_pending += 1
             # Later steps may already share these pages: they run after this one.
-            self._cache_full_pages(request, row.start)
+            self._cache_full_pages(request, start)
             rows.append(row)
         rows.sort(key=lambda row: row.num_tokens > 1)
         self._stats.num_steps += 1
-        self._stats.last_step_tokens = sum(plan.values())
-        return ScheduledStep(rows, copies)
+        self._stats.last_step_tokens = sum(plan.counts.values())
+        return ScheduledStep(rows, list(plan.copies))
 
     def _cache_full_pages(self, request: Request, start: int) -> None:
         """Enter pages into the prefix cache that are full of known tokens, from the page of token `start` on."""
@@ -294,7 +388,7 @@ class Scheduler:
         request.num_computed = 0
         request.num_preemptions += 1
         self._stats.num_preemptions += 1
-        self.waiting.appendleft(request)
+        self.waiting.add(request)
 
     # What comes back from a step
 

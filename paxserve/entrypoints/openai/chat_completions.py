@@ -38,7 +38,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     answer_id = public_id("chatcmpl", request, body.request_id)
     text = await prompt_text(context, body, request, **effort_kwargs(body))
     prompt = await prompt_ids(context, body, text)
-    requests = await context.engine.prepare_all(answer_id, [prompt], params, cache_salt=body.cache_salt)
+    requests = await context.engine.prepare_all(answer_id, [prompt], params, **body.engine_options())
     writer = ChatWriter(context, body, requests[0], answer_id, model)
     return await answer(request, context.engine, requests, [None], writer, is_stream=bool(body.stream))
 

@@ -35,7 +35,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     answer_id = public_id("cmpl", request, body.request_id)
     special = body.add_special_tokens is not False
     requests = await context.engine.prepare_all(
-        answer_id, body.prompts, params, cache_salt=body.cache_salt, add_special_tokens=special
+        answer_id, body.prompts, params, add_special_tokens=special, **body.engine_options()
     )
     writer = CompletionWriter(context, body, requests, answer_id, model)
     prompts = [prompt_text(prompt) for prompt in body.prompts]

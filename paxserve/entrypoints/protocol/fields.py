@@ -33,7 +33,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "guided_whitespace_pattern": (),
     "use_beam_search": (False,),
     "length_penalty": (1,),
-    "priority": (0,),
     "stream_interval": (1,),
     "truncation_side": ("left",),
     "logprob_token_ids": ([],),
@@ -62,7 +61,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 REASONS = {
     "best_of": "it was removed from the API; use n",
     "suffix": "only models for filling in the middle have it",
-    "priority": "requests are served first come, first served",
     "include_reasoning": "no reasoning parser is configured",
     "functions": "it was replaced by tools",
     "function_call": "it was replaced by tool_choice",

@@ -93,6 +93,7 @@ class SamplingFields(ApiModel):
     truncate_prompt_tokens: int | None = None
     prompt_logprobs: int | None = None
     cache_salt: str | None = None
+    priority: int | None = Field(None, ge=-(2**63), lt=2**63)
     request_id: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -128,6 +129,10 @@ class SamplingFields(ApiModel):
     def continuous_usage(self) -> bool:
         """Whether every chunk of the stream carries the usage so far."""
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def engine_options(self) -> dict[str, Any]:
+        """What the engine is told besides prompt and sampling parameters."""
+        return {"cache_salt": self.cache_salt, "priority": self.priority or 0}
 
     def sampling_values(self, defaults: dict[str, Any]) -> dict[str, Any]:
         """Arguments of `SamplingParams` from this body, over the model's own defaults."""

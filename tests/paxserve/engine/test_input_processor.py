@@ -226,8 +226,17 @@ def test_cache_salt_is_passed_on():
     assert make().process("r", {"prompt": "Hi", "cache_salt": "t"}, SamplingParams()).cache_salt == "t"
 
 
-def test_priority_is_refused():
-    assert refuse(make(), priority=1).param == "priority"
+def test_priority_and_timeout_are_passed_on():
+    request = make().process("r", "Hi", SamplingParams(), priority=-3, timeout=0.5)
+    assert (request.priority, request.timeout) == (-3, 0.5)
+
+
+@pytest.mark.parametrize("fields", [
+    {"priority": 1.5}, {"priority": True}, {"priority": 2**63}, {"timeout": 0}, {"timeout": -1.0}, {"timeout": "5"},
+    {"timeout": float("nan")}, {"timeout": float("inf")}, {"timeout": True},
+])  # fmt: skip
+def test_priorities_and_timeouts_that_are_refused(fields):
+    assert refuse(make(), **fields).param == next(iter(fields))
 
 
 GENERATION = {

@@ -52,3 +52,32 @@ def test_a_salt_or_another_parent_gives_another_hash():
     hashes = {page_hash(root_hash(salt), [1, 2]) for salt in (None, "a", "b")}
     hashes.add(page_hash(page_hash(root_hash(None), [1, 2]), [1, 2]))
     assert len(hashes) == 4
+
+
+def test_a_second_copy_of_a_page_is_found_when_the_first_is_gone():
+    pool = PagePool(4, 2)
+    cache = pool.prefix_cache
+    assert cache is not None
+    digest = page_hash(root_hash(None), [1, 2])
+    pages = pool.allocate(3)
+    for page in pages:
+        cache.insert(digest, page)
+    assert len(cache) == 1
+    for page, left in zip(pages, ([pages[1]], [pages[2]], []), strict=True):
+        assert cache.find([digest]) == [page]
+        cache.forget(page)
+        cache.check_integrity()
+        assert cache.find([digest]) == left
+    assert len(cache) == 0
+
+
+def test_a_page_that_others_read_or_find_must_be_copied_before_it_is_written():
+    pool = PagePool(4, 2)
+    assert pool.prefix_cache is not None
+    (page,) = pool.allocate(1)
+    assert not pool.must_copy(page)
+    pool.hold([page])
+    assert pool.must_copy(page)
+    pool.release([page])
+    pool.prefix_cache.insert(page_hash(root_hash(None), [1, 2]), page)
+    assert pool.must_copy(page)

@@ -2,7 +2,8 @@ import pytest
 
 from paxserve.engine.kv_cache import PagePool
 from paxserve.engine.request import expand_choices
-from paxserve.engine.scheduler import RowResult, Scheduler
+from paxserve.engine.scheduler import Scheduler
+from paxserve.engine.step_plan import RowResult
 from paxserve.messages import EngineRequest
 from paxserve.sampling_params import SamplingParams
 
@@ -20,10 +21,13 @@ class Driver:
         self.outputs = {}
         self.count = 0
 
-    def add(self, request_id, prompt, **params):
+    def add(self, request_id, prompt, *, priority=0, cache_salt=None, cache_keys=(), deadline=None, **params):
         params = SamplingParams(eos_token_ids=[EOS], **{"max_tokens": 4, **params})
-        request = EngineRequest(request_id=request_id, prompt_token_ids=list(prompt), params=params, arrival_time=0.0)
-        self.scheduler.add(expand_choices(request, list(range(params.n)), self.count))
+        request = EngineRequest(
+            request_id=request_id, prompt_token_ids=list(prompt), params=params, arrival_time=0.0, priority=priority,
+            cache_salt=cache_salt, cache_keys=list(cache_keys),
+        )  # fmt: skip
+        self.scheduler.add(expand_choices(request, list(range(params.n)), self.count), deadline)
         self.count += 1
 
     def schedule(self):
@@ -182,3 +186,136 @@ def test_only_bad_words_of_several_tokens_hold_back_the_pipeline(words):
     driver.add("a", range(10, 14), bad_words_token_ids=words)
     driver.schedule()
     assert (driver.schedule() is None) == (len(words[0]) > 1)
+
+
+def test_of_two_equal_prompts_in_one_step_the_second_waits_for_the_pages_of_the_first():
+    driver = Driver(budget=64)
+    driver.add("a", range(100, 118))
+    driver.add("b", range(100, 118))
+    driver.add("c", range(200, 210))
+    assert shape_of(driver.schedule()) == [("a", 0, 18, True), ("c", 0, 10, True)]
+    second = driver.schedule()
+    assert shape_of(second) == [("a", 18, 1, True), ("c", 10, 1, True), ("b", 16, 2, True)]
+    assert second.rows[2].request.pages[:4] == second.rows[0].request.pages[:4]
+
+
+def test_the_second_of_two_equal_prompts_follows_the_first_through_its_chunks():
+    driver = Driver(budget=8)
+    driver.add("a", range(100, 118))
+    driver.add("b", [*range(100, 112), *range(300, 306)])
+    assert [shape_of(driver.schedule()) for _ in range(3)] == [
+        [("a", 0, 8, False)],
+        [("a", 8, 8, False)],
+        [("a", 16, 2, True), ("b", 12, 6, True)],  # a's fourth page is not b's: b has all it can share
+    ]
+
+
+def test_the_second_of_two_equal_prompts_computes_when_the_first_is_aborted_halfway():
+    driver = Driver(budget=8)
+    driver.add("a", range(100, 118))
+    driver.add("b", range(100, 118))
+    first = driver.schedule()
+    driver.scheduler.abort("a")
+    assert shape_of(driver.schedule()) == [("b", 8, 8, False)]
+    driver.finish(first)
+    driver.run()
+    assert len(driver.outputs["b", 0]) == 4
+
+
+@pytest.mark.parametrize("keys", [{"cache_salt": "s"}, {"cache_keys": ["adapter"]}])
+def test_nothing_is_shared_across_salts_and_keys(keys):
+    driver = Driver(budget=64)
+    driver.add("a", range(100, 116))
+    driver.add("b", range(100, 116), **keys)
+    assert shape_of(driver.schedule()) == [("a", 0, 16, True), ("b", 0, 16, True)]
+    driver.run()
+    driver.add("c", range(100, 116), **keys)
+    assert shape_of(driver.schedule()) == [("c", 12, 4, True)]
+
+
+def test_no_page_is_lost_between_lookup_and_use():
+    """The only free pages are those found in the cache: they cannot be both shared and handed out."""
+    driver = Driver(num_pages=6, budget=64)
+    driver.add("a", range(100, 116))
+    driver.run()
+    driver.add("b", range(200, 206))
+    first = driver.schedule()
+    driver.add("c", [*range(100, 116), 5, 6, 7, 8])
+    second = driver.schedule()
+    assert [row.request.request_id for row in second.rows] == ["b"]
+    driver.finish(first)
+    driver.finish(second)
+    driver.run()
+    assert len(driver.outputs["c", 0]) == 4
+
+
+def test_priority_then_arrival_decides_who_starts_and_who_gives_up_its_pages():
+    driver = Driver(num_pages=8, seqs=2, budget=64)
+    for name, priority in (("a", 5), ("b", 5), ("c", -1), ("d", 0)):
+        driver.add(name, range(100 * ord(name), 100 * ord(name) + 10), priority=priority, max_tokens=8)
+    first = driver.schedule()
+    assert [row.request.request_id for row in first.rows] == ["c", "d"]
+    driver.finish(first)
+    driver.run()
+    last = {name: driver.outputs[name, 0][-1] for name in "abcd"}
+    assert {name: output.num_preemptions > 0 for name, output in last.items()} == {
+        "a": False, "b": True, "c": False, "d": True,
+    }  # fmt: skip
+
+
+def test_a_changed_priority_moves_a_waiting_request():
+    driver = Driver(seqs=1)
+    for name in "abc":
+        driver.add(name, range(10, 14))
+    driver.schedule()
+    driver.scheduler.set_priority("c", -1)
+    driver.scheduler.set_priority("nobody", 3)
+    driver.scheduler.check_integrity()
+    assert [request.request_id for request in driver.scheduler.waiting] == ["c", "b"]
+
+
+def test_a_deadline_ends_a_request_wherever_it_stands_and_frees_everything():
+    driver = Driver(seqs=1)
+    driver.add("a", range(10, 30), deadline=5.0, n=2, temperature=1.0)
+    driver.add("b", range(10, 30), deadline=5.0)
+    driver.add("c", range(10, 30), deadline=7.0)
+    step = driver.schedule()
+    assert driver.scheduler.expire(4.9) == []
+    outputs = driver.scheduler.expire(5.0)
+    driver.scheduler.check_integrity()
+    assert [(o.request_id, o.index, o.finish_reason, o.stop_reason) for o in outputs] == [
+        ("a", 0, "abort", "timeout"), ("a", 1, "abort", "timeout"), ("b", 0, "abort", "timeout"),
+    ]  # fmt: skip
+    assert driver.pool.num_in_use == 0
+    driver.finish(step)
+    driver.run()
+    assert driver.scheduler.expire(100.0) == [], "c has ended by itself"
+    driver.add("c", range(10, 30))
+    assert driver.scheduler.expire(200.0) == [], "another request of that name has no deadline"
+
+
+def test_a_long_prompt_leaves_room_in_every_step_and_short_ones_pass_it():
+    driver = Driver(budget=16, long_prefill_token_threshold=6, max_num_partial_prefills=2, max_long_partial_prefills=1)
+    driver.add("a", range(100, 118))
+    driver.add("b", range(200, 218))
+    driver.add("c", range(300, 305))
+    driver.add("d", range(400, 406))
+    assert shape_of(driver.schedule()) == [("a", 0, 6, False), ("c", 0, 5, True), ("d", 0, 5, False)]
+    assert shape_of(driver.schedule()) == [("c", 5, 1, True), ("d", 5, 1, True), ("a", 6, 6, False)]
+    assert shape_of(driver.schedule()) == [
+        ("c", 6, 1, True), ("d", 6, 1, True), ("a", 12, 6, True), ("b", 0, 6, False),
+    ]  # fmt: skip
+
+
+def test_a_long_prompt_is_served_in_bounded_time_under_a_stream_of_short_ones():
+    driver = Driver(num_pages=256, seqs=4, budget=8)
+    for name in range(4):
+        driver.add(f"first{name}", range(10, 18), max_tokens=5)
+    driver.add("long", range(1000, 1200), max_tokens=2)
+    for step in range(400):
+        driver.add(f"short{step}", range(10, 18), max_tokens=5)
+        driver.finish(driver.schedule())
+        if len(driver.outputs.get(("long", 0), ())) == 2:
+            break
+    # Others take at most three of the eight tokens of a step, once one of the first four has ended.
+    assert step < 20 + 200 / 5

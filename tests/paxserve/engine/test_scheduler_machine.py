@@ -10,19 +10,27 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from paxserve.engine.kv_cache import PagePool
 from paxserve.engine.request import expand_choices
-from paxserve.engine.scheduler import RowResult, Scheduler
+from paxserve.engine.scheduler import Scheduler
+from paxserve.engine.step_plan import RowResult
 from paxserve.messages import EngineRequest, TokenLogprobs
 from paxserve.sampling_params import SamplingParams
 
 EOS, STOP = 0, 1
 EMPTY = None
+ROOTS = {}
+"""An object for each combination of salt and keys, where its prefixes begin."""
+
+
+def root_of(source):
+    """What all prefixes of a request start from; interned, as prefixes are compared by identity."""
+    return ROOTS.setdefault((source.cache_salt, *source.cache_keys), object())
 
 
 class Device:
     """Runs steps in the order of their launch. A cell holds the whole prefix that its keys and values stand for.
 
-    A prefix is a linked pair (prefix before, token), starting at the request's cache salt, so that equal cells mean
-    equal tokens all the way down, and equal salts.
+    A prefix is a linked pair (prefix before, token), starting at the request's cache salt and keys, so that equal cells
+    mean equal tokens all the way down, and equal salts and keys.
     """
 
     def __init__(self, num_pages, page_size, salt):
@@ -49,6 +57,8 @@ class Device:
 
     def run(self, step, sources, pool):
         """Copy pages, check what rows will read, write what they compute, sample."""
+        targets = [target for _, target in step.page_copies]
+        assert len(set(targets)) == len(targets), "one page is to hold two copies"
         for source, target in step.page_copies:
             assert pool.ref_count(target) == 1
             self.cells[target] = list(self.cells[source])
@@ -68,7 +78,7 @@ class Device:
         end = row.start + row.num_tokens
         assert end <= len(tokens)
         assert row.samples == (end == len(tokens))
-        prefix, plan = source.cache_salt or "", []
+        prefix, plan = root_of(source), []
         for i, token in enumerate(tokens[:end]):
             prefix = self.prefix(prefix, token)
             page = request.pages[i // size]
@@ -109,21 +119,26 @@ class EngineMachine(RuleBasedStateMachine):
         max_model_len=st.integers(6, 60),
         depth=st.sampled_from([1, 2, 2, 3]),
         salt=st.integers(0, 10**6),
+        partial=st.sampled_from([(1, 1, 0), (1, 1, 0), (1, 1, 3), (2, 1, 3), (3, 3, 2)]),
     )
-    def start(self, num_pages, page_size, max_num_seqs, budget, chunked, caching, max_model_len, depth, salt):
+    def start(self, num_pages, page_size, max_num_seqs, budget, chunked, caching, max_model_len, depth, salt, partial):
         self.pool = PagePool(num_pages, page_size, enable_prefix_caching=caching)
+        num_partial, num_long, self.threshold = partial if chunked else (1, 1, 0)
         self.scheduler = Scheduler(
             self.pool, max_num_seqs=max_num_seqs, max_num_batched_tokens=max(budget, max_num_seqs),
-            max_model_len=max_model_len, enable_chunked_prefill=chunked,
+            max_model_len=max_model_len, enable_chunked_prefill=chunked, max_num_partial_prefills=num_partial,
+            max_long_partial_prefills=num_long, long_prefill_token_threshold=self.threshold,
         )  # fmt: skip
         self.max_num_seqs = max_num_seqs
         self.depth = depth
         self.device = Device(num_pages, page_size, salt)
         self.sources = {}
+        self.deadlines = {}
         self.open = {}
         """Tokens heard so far of each choice that has not ended."""
         self.launched = deque()
         self.num_idle = 0
+        self.now = 0
 
     @rule(
         shared=st.integers(0, 12),
@@ -133,11 +148,17 @@ class EngineMachine(RuleBasedStateMachine):
         min_tokens=st.sampled_from([0, 0, 3]),
         is_endless=st.booleans(),
         cache_salt=st.sampled_from([None, None, None, "a"]),
+        cache_keys=st.sampled_from([[], [], [], ["adapter"]]),
         prompt_logprobs=st.sampled_from([None, None, None, 0]),
         needs_host=st.sampled_from([False, False, False, True]),
         repeat=st.booleans(),
+        priority=st.sampled_from([0, 0, 0, -1, 1]),
+        timeout=st.sampled_from([None, None, None, 5, 20]),
     )
-    def add(self, shared, own, n, max_tokens, min_tokens, is_endless, cache_salt, prompt_logprobs, needs_host, repeat):
+    def add(
+        self, shared, own, n, max_tokens, min_tokens, is_endless, cache_salt, cache_keys, prompt_logprobs, needs_host,
+        repeat, priority, timeout,
+    ):  # fmt: skip
         prompt = [5, 6, 7, 7, 6, 5, 5, 6, 6, 7, 5, 7][:shared] + own
         if repeat and self.sources:  # a prompt that goes on where an earlier answer ended, as in a chat
             prompt = self._conversation() + own
@@ -151,11 +172,15 @@ class EngineMachine(RuleBasedStateMachine):
             params.bad_words_token_ids = [[5, 6]]
         request_id = f"r{len(self.sources)}"
         source = EngineRequest(
-            request_id=request_id, prompt_token_ids=prompt, params=params, arrival_time=0.0, cache_salt=cache_salt
-        )
+            request_id=request_id, prompt_token_ids=prompt, params=params, arrival_time=0.0, cache_salt=cache_salt,
+            cache_keys=cache_keys, priority=priority,
+        )  # fmt: skip
         self.sources[request_id] = source
         seeds = [len(self.sources) * 100 + index for index in range(n)]
-        self.scheduler.add(expand_choices(source, seeds, len(self.sources)))
+        deadline = None if timeout is None else self.now + timeout
+        self.scheduler.add(expand_choices(source, seeds, len(self.sources)), deadline)
+        if deadline is not None:
+            self.deadlines[request_id] = deadline
         self.open.update({(request_id, index): [] for index in range(n)})
 
     def _conversation(self):
@@ -183,6 +208,31 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.scheduler.reset_prefix_cache() == (in_use == 0)
         if in_use == 0 and self.pool.prefix_cache is not None:
             assert len(self.pool.prefix_cache) == 0
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), priority=st.integers(-2, 2))
+    def change_priority(self, data, priority):
+        request_id, _ = data.draw(st.sampled_from(sorted(self.open)))
+        self.scheduler.set_priority(request_id, priority)
+
+    @rule(seconds=st.integers(1, 4))
+    def expire(self, seconds):
+        self.now += seconds
+        late = {key for key in self.open if self.deadlines.get(key[0], self.now + 1) <= self.now}
+        outputs = self.scheduler.expire(self.now)
+        assert {(output.request_id, output.index) for output in outputs} == late
+        assert all((output.finish_reason, output.stop_reason) == ("abort", "timeout") for output in outputs)
+        for key in late:
+            del self.open[key]
+
+    @precondition(lambda self: self.pool.num_free)
+    @rule(data=st.data())
+    def evict(self, data):
+        """Somebody else takes free pages for a moment: what they held is gone."""
+        pages = self.pool.allocate(data.draw(st.integers(1, self.pool.num_free)))
+        for page in pages:
+            self.device.cells[page] = [EMPTY] * self.pool.page_size
+        self.pool.release(pages)
 
     @rule(count=st.integers(1, 6))
     def steps(self, count):
@@ -212,6 +262,8 @@ class EngineMachine(RuleBasedStateMachine):
         assert all(row.num_tokens > 0 for row in step.rows)
         is_long = [row.num_tokens > 1 for row in step.rows]
         assert is_long == sorted(is_long), "decode rows come first"
+        if self.threshold:
+            assert all(row.num_tokens <= self.threshold for row in step.rows)
         for row in step.rows:
             assert row.request.num_cached_tokens < row.request.prompt_len
             if row.request.needs_host_tokens and row.samples:
@@ -261,7 +313,7 @@ class EngineMachine(RuleBasedStateMachine):
         if cache is None:
             return
         for request in (*self.scheduler.running, *self.scheduler.waiting):
-            prefix = self.sources[request.request_id].cache_salt or ""
+            prefix = root_of(self.sources[request.request_id])
             hashes = request.page_hashes(len(request.token_ids) // size, size)
             for start, page in enumerate(cache.find(hashes)):
                 for offset, token in enumerate(request.token_ids[start * size : (start + 1) * size]):
@@ -294,9 +346,12 @@ def test_an_answer_is_found_again_when_the_conversation_goes_on(depth):
     machine = EngineMachine()
     machine.start(
         num_pages=40, page_size=3, max_num_seqs=2, budget=20, chunked=True, caching=True, max_model_len=60,
-        depth=depth, salt=0,
+        depth=depth, salt=0, partial=(1, 1, 0),
     )  # fmt: skip
-    chat = {"n": 1, "min_tokens": 0, "is_endless": True, "cache_salt": None, "prompt_logprobs": None, "own": []}
+    chat = {
+        "n": 1, "min_tokens": 0, "is_endless": True, "cache_salt": None, "cache_keys": [], "prompt_logprobs": None,
+        "own": [], "priority": 0, "timeout": None,
+    }  # fmt: skip
     machine.add(shared=4, max_tokens=12, needs_host=False, repeat=False, **chat)
     machine.steps(20)
     assert not machine.open

@@ -238,14 +238,14 @@ def test_every_sampling_field_reaches_the_engine():
     }  # fmt: skip
 
     async def test(served: Serving):
-        response = await served.complete(max_tokens=3, cache_salt="pepper", **fields)
+        response = await served.complete(max_tokens=3, cache_salt="pepper", priority=-2, **fields)
         assert response.status_code == 200, response.text
         return served.client.added[0]
 
     request = run(test)
     for name, value in fields.items():
         assert getattr(request.params, name) == ({7: 2.0} if name == "logit_bias" else value)
-    assert request.cache_salt == "pepper"
+    assert (request.cache_salt, request.priority) == ("pepper", -2)
     assert len(request.prompt_token_ids) == 1
 
 
