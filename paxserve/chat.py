@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from paxserve.chat_content import ContentFormat, detect_content_format
 from paxserve.errors import RequestError
@@ -29,6 +29,7 @@ def render_chat_text(
     continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    content_format: ContentFormat | Literal["auto"] = "auto",
 ) -> str:
     """The prompt as text, special tokens spelt out. Raises `RequestError` for messages that cannot be rendered."""
     if add_generation_prompt and continue_final_message:
@@ -44,8 +45,9 @@ def render_chat_text(
     template = chat_template or named or tokenizer.chat_template
     if not template:
         raise RequestError("This model has no chat template: give one as chat_template.", "chat_template")
+    form: ContentFormat = detect_content_format(template) if content_format == "auto" else content_format
     return tokenizer.apply_chat_template(
-        normalize_messages(messages, detect_content_format(template)),
+        normalize_messages(messages, form),
         tools=[dict(tool) for tool in tools] if tools else None,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,

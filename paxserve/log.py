@@ -1,16 +1,34 @@
 """How the server's processes write their log: one line an event, on standard error."""
 
+import json
 import logging
 import sys
+from typing import Literal
 
 FORMAT = "%(levelname)-8s %(asctime)s %(process)d %(name)s: %(message)s"
 DATE_FORMAT = "%m-%d %H:%M:%S"
 
+LogFormat = Literal["text", "json"]
 
-def configure_logging(level: str = "INFO") -> None:
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a record; a record's own `fields` (see `AccessLog`) stand beside the common ones."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON."""
+        entry = {
+            "time": record.created, "level": record.levelname, "process": record.process, "logger": record.name,
+            "message": record.getMessage(), **getattr(record, "fields", {}),
+        }  # fmt: skip
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def configure_logging(level: str = "INFO", form: LogFormat = "text") -> None:
     """Send the `paxserve` loggers to standard error, from `level` on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(FORMAT, DATE_FORMAT))
+    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(FORMAT, DATE_FORMAT))
     logger = logging.getLogger("paxserve")
     logger.handlers[:] = [handler]
     logger.setLevel(level)

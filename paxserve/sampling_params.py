@@ -15,9 +15,37 @@ MAX_N = 128
 
 MAX_BAD_WORDS = 128
 
+MAX_PATTERN_SIZE = 256
+"""Longest pattern of tokens that repetition detection looks for at every token."""
+
 FLAGS = (
     "ignore_eos", "detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
 )  # fmt: skip
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class RepetitionLimit:
+    """Ends an output ("repetition") whose last tokens are one pattern, `min_count` times in a row."""
+
+    max_pattern_size: int
+    min_pattern_size: int = 1
+    min_count: int = 2
+
+    def __post_init__(self) -> None:
+        sizes = f"1 <= min_pattern_size <= max_pattern_size <= {MAX_PATTERN_SIZE}"
+        ok = 1 <= self.min_pattern_size <= self.max_pattern_size <= MAX_PATTERN_SIZE
+        _check(ok, "repetition_detection", f"given sizes {sizes}", (self.min_pattern_size, self.max_pattern_size))
+        _check(2 <= self.min_count, "repetition_detection", "given a min_count of at least 2", self.min_count)
+
+    def is_reached(self, token_ids: list[int]) -> bool:
+        """Whether the tokens end in such a repetition."""
+        length = len(token_ids)
+        for size in range(self.min_pattern_size, min(self.max_pattern_size, length // self.min_count) + 1):
+            # A tail has the period `size` when it equals itself shifted by as much.
+            start = length - size * self.min_count
+            if token_ids[start : length - size] == token_ids[start + size :]:
+                return True
+        return False
 
 
 def _check(condition: bool, param: str, expected: str, got: object) -> None:
@@ -56,6 +84,7 @@ class SamplingParams:
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] = field(default_factory=list)
+    repetition_detection: RepetitionLimit | None = None
     # Filled in by the input processor, which knows the tokenizer and the model.
     bad_words_token_ids: list[list[int]] = field(default_factory=list)
     eos_token_ids: list[int] = field(default_factory=list)

@@ -4,7 +4,7 @@ As in `config`, flags, `--help` and the README's table are made from the fields 
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from paxserve.config import environment_api_key
 from paxserve.errors import ConfigError
@@ -65,6 +65,8 @@ class LimitConfig:
     """Most stop strings in a request."""
     max_bad_words: int = MAX_BAD_WORDS
     """Most bad_words in a request."""
+    request_timeout: float = 0.0
+    """Seconds after which a request is ended, finished or not (finish_reason abort); 0 is never."""
     chat_template_timeout: float = 30.0
     """Seconds that a chat template may take to render; then its process is killed."""
     max_prompt_characters: int = 16 * 2**20
@@ -81,8 +83,32 @@ class AnswerConfig:
     """Names that clients may use for the model; by default the model as given."""
     chat_template: str | None = None
     """A Jinja chat template, or a file with one, instead of the tokenizer's."""
+    chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
+    """How the template gets messages' contents: one string, a list of parts (openai), or what it seems to expect."""
+    default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template that requests may override (JSON)."""
     response_role: str = "assistant"
     """Role that chat answers carry."""
+    exclude_tools_when_tool_choice_none: bool = False
+    """Do not show tools to the template when tool_choice is none."""
+    return_tokens_as_token_ids: bool = False
+    """Show tokens in log-probabilities as token_id:N unless a request says otherwise."""
+    stream_interval: int = 1
+    """Fewest tokens in a chunk of a stream, but for the first and the last one."""
+    sse_keep_alive_interval: float = 0.0
+    """Seconds of silence in a stream after which a comment is sent, lest proxies close it; 0 is never."""
+    enable_force_include_usage: bool = False
+    """End every stream with a usage chunk, asked for or not."""
+    enable_prompt_tokens_details: bool = True
+    """Tell how many prompt tokens the prefix cache had (usage.prompt_tokens_details)."""
+    enable_request_id_headers: bool = False
+    """Send X-Request-Id back with every answer, a random one if the request had none."""
+    enable_tokenizer_info_endpoint: bool = False
+    """Serve /tokenizer_info, which tells the tokenizer's configuration and chat template."""
+    fingerprint_mode: Literal["full", "hash", "custom", "none"] = "full"
+    """What system_fingerprint is: version and a hash of the configuration, the hash alone, a given value, or null."""
+    fingerprint_value: str | None = None
+    """The system_fingerprint with fingerprint_mode=custom."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +117,12 @@ class OperationConfig:
 
     uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = "info"
     """Log level of the HTTP server."""
+    log_format: Literal["text", "json"] = "text"
+    """How the log is written: lines to read, or one JSON object a line."""
     disable_uvicorn_access_log: bool = False
     """Do not log each request."""
+    disable_access_log_for_endpoints: list[str] = field(default_factory=list)
+    """Paths whose requests are not logged, such as /health and /metrics."""
     shutdown_timeout: float = 30.0
     """Seconds that running requests get to finish after SIGTERM."""
 
@@ -107,7 +137,7 @@ SERVER_SECTIONS: dict[type, str] = {
 
 AT_LEAST_ONE = (
     "max_request_body_bytes", "max_json_depth", "h11_max_incomplete_event_size", "h11_max_header_count",
-    "max_prompts", "max_choices", "max_prompt_characters",
+    "max_prompts", "max_choices", "max_prompt_characters", "stream_interval",
 )  # fmt: skip
 ABOVE_ZERO = ("request_body_timeout", "chat_template_timeout")
 
@@ -129,6 +159,10 @@ class ServerConfig(ListenConfig, LimitConfig, AnswerConfig, OperationConfig):
         for name in ABOVE_ZERO:
             self._expect(getattr(self, name) > 0, name, "greater than 0")
         self._expect(1 <= self.max_n <= MAX_N, "max_n", f"between 1 and {MAX_N}")
+        self._expect(self.request_timeout >= 0, "request_timeout", "at least 0")
+        self._expect(self.sse_keep_alive_interval >= 0, "sse_keep_alive_interval", "at least 0")
+        if (self.fingerprint_mode == "custom") != (self.fingerprint_value is not None):
+            raise ConfigError("fingerprint_mode=custom and fingerprint_value need each other.")
         self._expect(self.max_stop_strings >= 0, "max_stop_strings", "at least 0")
         self._expect(0 <= self.max_bad_words <= MAX_BAD_WORDS, "max_bad_words", f"between 0 and {MAX_BAD_WORDS}")
         for name in ("api_key", "admin_api_key"):

@@ -128,9 +128,14 @@ class AsyncEngine:
         return await self.in_worker(lambda: [process(name, prompt, params, **options) for name, prompt in named], size)
 
     def submit(
-        self, requests: Sequence[EngineRequest], kind: OutputKind, prompts: Sequence[str | None] | None = None
+        self,
+        requests: Sequence[EngineRequest],
+        kind: OutputKind,
+        prompts: Sequence[str | None] | None = None,
+        *,
+        interval: int = 1,
     ) -> RequestStream:
-        """Start requests together; the stream must be read to its end or closed."""
+        """Start requests together; the stream must be read to its end or closed. Deltas have `interval` tokens."""
         self.check_alive()
         stream = RequestStream(
             [request.request_id for request in requests], is_delta=kind is OutputKind.DELTA, abort=self._abort
@@ -138,7 +143,7 @@ class AsyncEngine:
         added: list[str] = []
         try:
             for request, prompt in zip(requests, prompts or [None] * len(requests), strict=True):
-                self.output_processor.add(request, prompt, kind=kind)
+                self.output_processor.add(request, prompt, kind=kind, interval=interval)
                 added.append(request.request_id)
         except RequestError:
             self.output_processor.abort(added)

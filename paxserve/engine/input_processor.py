@@ -129,6 +129,7 @@ class InputProcessor:
         priority: int = 0,
         timeout: float | None = None,
         add_special_tokens: bool = True,
+        truncation_side: str = "left",
     ) -> EngineRequest:
         """The request for the engine core. `params` is copied. Raises `RequestError` for whatever is wrong."""
         arrival_time = time.time() if arrival_time is None else arrival_time
@@ -140,6 +141,7 @@ class InputProcessor:
         params = copy.copy(params)
         self._check_params(params)
         prompt_token_ids = self._prompt_token_ids(prompt, params, add_special_tokens)
+        prompt_token_ids = self._truncate(prompt_token_ids, params, truncation_side)
         self._check_length(len(prompt_token_ids))
         self._limit_output(params, len(prompt_token_ids))
         if params.top_k >= self.vocab_size:
@@ -171,11 +173,16 @@ class InputProcessor:
             self._check_vocabulary(token_ids, "prompt")
         if not token_ids:
             raise RequestError("The prompt must not be empty.", "prompt")
+        return token_ids
+
+    def _truncate(self, token_ids: list[int], params: SamplingParams, side: str) -> list[int]:
         limit = params.truncate_prompt_tokens
         if limit == -1:
             # As long as a prompt may be: one token must be left to generate.
             limit = max(1, min(self.max_model_len - 1, self.max_prompt_tokens))
-        return token_ids if limit is None else token_ids[-limit:]
+        if limit is None:
+            return token_ids
+        return token_ids[:limit] if side == "right" else token_ids[-limit:]
 
     def _encode(self, text: str, params: SamplingParams, add_special_tokens: bool) -> list[int]:
         tokenizer = self._need_tokenizer("A text prompt", "prompt")

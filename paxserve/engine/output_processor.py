@@ -49,6 +49,11 @@ class _Choice:
         self.num_told = 0
         self.has_news = False
 
+    def is_due(self, interval: int) -> bool:
+        """Whether a DELTA may tell of it: at its beginning, at its end, and every `interval` tokens."""
+        is_enough = self.num_told == 0 or self.finish_reason is not None
+        return self.has_news and (is_enough or len(self.token_ids) - self.num_told >= interval)
+
     def render(self, kind: OutputKind) -> CompletionOutput:
         """This choice for a caller; a DELTA leaves nothing to tell again."""
         if self.detokenizer is not None:
@@ -74,9 +79,15 @@ class _RequestState:
     """One request in flight: its choices, prompt log-probabilities and times."""
 
     def __init__(
-        self, request: EngineRequest, prompt: str | None, kind: OutputKind, tokenizer: Tokenizer | None
+        self,
+        request: EngineRequest,
+        prompt: str | None,
+        kind: OutputKind,
+        tokenizer: Tokenizer | None,
+        interval: int,
     ) -> None:
         params = request.params
+        self.interval = interval
         self.request, self.prompt, self.kind = request, prompt, kind
         table = token_table(tokenizer) if tokenizer is not None and params.detokenize else None
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
@@ -112,9 +123,14 @@ class _RequestState:
         choice.token_ids += output.new_token_ids[:num_kept]
         self._read_logprobs(choice, output, num_kept)
         choice.has_news = True
+        limit = self.request.params.repetition_detection
+        if finish_reason is None and limit is not None and limit.is_reached(choice.token_ids):
+            finish_reason = "repetition"
+            if detokenizer is not None:
+                detokenizer.finish()
         if finish_reason is not None:
             self._close(choice, finish_reason, stop_reason, now)
-        return stop_string is not None and output.finish_reason is None
+        return finish_reason is not None and output.finish_reason is None
 
     def end(self, reason: str, now: float) -> None:
         """Finish every choice that is still running."""
@@ -125,10 +141,16 @@ class _RequestState:
                 choice.has_news = True
                 self._close(choice, reason, None, now)
 
+    def is_due(self) -> bool:
+        """Whether there is enough to tell a caller."""
+        if self.kind is OutputKind.FINAL_ONLY:
+            return self.num_open == 0
+        return self.kind is OutputKind.CUMULATIVE or any(choice.is_due(self.interval) for choice in self.choices)
+
     def render(self) -> RequestOutput:
         """The request for a caller; in a DELTA only what is new."""
         is_delta = self.kind is OutputKind.DELTA
-        choices = [choice for choice in self.choices if choice.has_news or not is_delta]
+        choices = [choice for choice in self.choices if not is_delta or choice.is_due(self.interval)]
         output = RequestOutput(
             request_id=self.request.request_id,
             prompt=self.prompt,
@@ -191,12 +213,17 @@ class OutputProcessor:
         return len(self._states)
 
     def add(
-        self, request: EngineRequest, prompt: str | None = None, *, kind: OutputKind = OutputKind.CUMULATIVE
+        self,
+        request: EngineRequest,
+        prompt: str | None = None,
+        *,
+        kind: OutputKind = OutputKind.CUMULATIVE,
+        interval: int = 1,
     ) -> None:
-        """Expect outputs of this request. Raises `RequestError` when its id is in use."""
+        """Expect outputs of this request, a DELTA every `interval` tokens. Raises `RequestError` for an id in use."""
         if request.request_id in self._states:
             raise RequestError(f"request_id {request.request_id!r} is in use by a running request.", "request_id")
-        self._states[request.request_id] = _RequestState(request, prompt, kind, self.tokenizer)
+        self._states[request.request_id] = _RequestState(request, prompt, kind, self.tokenizer, interval)
 
     def process(self, outputs: Iterable[EngineOutput]) -> ProcessedOutputs:
         """One `RequestOutput` for each request that has something to tell, and the choices to abort.
@@ -217,7 +244,7 @@ class OutputProcessor:
         for request_id, state in touched.items():
             if state.num_open == 0:
                 del self._states[request_id]
-            if state.num_open == 0 or state.kind is not OutputKind.FINAL_ONLY:
+            if state.is_due():
                 results.append(state.render())
         return ProcessedOutputs(results, list(dict.fromkeys(map(self._widen, aborts))))
 

@@ -9,6 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from paxserve import __version__
 from paxserve.entrypoints import openai, ops
+from paxserve.entrypoints.access_log import AccessLog
 from paxserve.entrypoints.auth import ApiKeyGuard
 from paxserve.entrypoints.context import ServingContext
 from paxserve.entrypoints.errors import add_error_handlers
@@ -43,4 +44,5 @@ def create_app(context: ServingContext) -> FastAPI:
             allow_headers=config.allowed_headers,
             allow_credentials=config.allow_credentials,
         )
+    app.add_middleware(AccessLog, config=config, load=context.load)
     return app

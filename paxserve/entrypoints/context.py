@@ -13,6 +13,7 @@ from starlette.responses import Response
 from paxserve import __version__
 from paxserve.config import EngineConfig
 from paxserve.engine.async_engine import AsyncEngine
+from paxserve.entrypoints.access_log import RequestLoad
 from paxserve.entrypoints.protocol.generation import MAX_REQUEST_ID, is_plain_text
 from paxserve.entrypoints.template_renderer import TemplateRenderer
 from paxserve.errors import RequestError
@@ -36,7 +37,14 @@ class ServingContext:
     def __post_init__(self) -> None:
         self.model_names = self.server_config.served_model_name or [self.engine_config.model.model]
         digest = hashlib.sha256(repr(self.engine_config).encode()).hexdigest()[:8]
-        self.system_fingerprint = f"paxserve-{__version__}-{digest}"
+        self.system_fingerprint: str | None = {
+            "full": f"paxserve-{__version__}-{digest}",
+            "hash": digest,
+            "custom": self.server_config.fingerprint_value,
+            "none": None,
+        }[self.server_config.fingerprint_mode]
+        self.digest = digest
+        self.load = RequestLoad()
         self._renderer: TemplateRenderer | None = None
 
     @property

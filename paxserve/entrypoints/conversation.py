@@ -16,11 +16,12 @@ async def prompt_text(context: ServingContext, body: ChatTemplateFields, request
 
     Raises `RequestError` for what the template refuses.
     """
-    if body.chat_template is not None and not context.server_config.trust_request_chat_template:
+    config = context.server_config
+    if body.chat_template is not None and not config.trust_request_chat_template:
         raise RequestError(
             "chat_template is refused: templates are taken from the server's configuration only.", "chat_template"
         )
-    kwargs |= body.chat_template_kwargs or {}
+    kwargs = config.default_chat_template_kwargs | kwargs | (body.chat_template_kwargs or {})
     if body.documents is not None:
         kwargs["documents"] = body.documents
     options: dict[str, Any] = {
@@ -29,6 +30,7 @@ async def prompt_text(context: ServingContext, body: ChatTemplateFields, request
         "continue_final_message": body.continue_final_message,
         "tools": body.template_tools(),
         "chat_template_kwargs": kwargs,
+        "content_format": config.chat_template_content_format,
     }
     # A template that somebody sent, or one that is given much, may run for ever; the server's own can little.
     if body.chat_template is None and request.state.body_bytes <= INLINE_CHARACTERS:

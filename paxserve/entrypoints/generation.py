@@ -1,17 +1,19 @@
 """The life of a generating request on the server, common to completions and chats: check, run, stream or collect."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
 from fastapi import Request
+from msgspec import UNSET
 from starlette.responses import Response
 
-from paxserve.engine.async_engine import AsyncEngine
 from paxserve.engine.output_processor import OutputKind
 from paxserve.engine.request_stream import RequestStream
+from paxserve.entrypoints.context import ServingContext
 from paxserve.entrypoints.errors import body_of
-from paxserve.entrypoints.protocol.generation import PromptTokensDetails, StreamUsage, Usage
+from paxserve.entrypoints.protocol.generation import PromptTokensDetails, SamplingFields, StreamUsage, Usage
 from paxserve.entrypoints.sse import DONE, EventStream, event, until_disconnect
 from paxserve.messages import EngineRequest
 from paxserve.outputs import RequestOutput
@@ -41,27 +43,30 @@ class Writer(Protocol):
 
 async def answer(
     request: Request,
-    engine: AsyncEngine,
+    context: ServingContext,
     requests: Sequence[EngineRequest],
     prompts: Sequence[str | None],
     writer: Writer,
-    *,
-    is_stream: bool,
+    options: SamplingFields,
 ) -> Response:
     """Run the requests and answer; a client that leaves aborts them.
 
     A stream begins when the first output is there: until then a refusal still gets its real status.
     """
+    is_stream, keep_alive = bool(options.stream), context.server_config.sse_keep_alive_interval
     kind = OutputKind.DELTA if is_stream else OutputKind.FINAL_ONLY
-    stream = engine.submit(requests, kind, prompts)
+    stream = context.engine.submit(requests, kind, prompts, interval=options.stream_interval or 1)
     try:
         if not is_stream:
             return writer.respond(await until_disconnect(request, collect(stream, len(requests))))
-        await until_disconnect(request, stream.wait_first())
+        # When proxies want to hear something, they do so even if the first token takes its time.
+        await until_disconnect(request, asyncio.wait_for(stream.wait_first(), keep_alive or None))
+    except TimeoutError:
+        pass
     except BaseException:
         stream.close()
         raise
-    return EventStream(with_end(events(stream, writer)), on_close=stream.close)
+    return EventStream(with_end(events(stream, writer)), on_close=stream.close, keep_alive=keep_alive)
 
 
 async def collect(stream: RequestStream, num_requests: int) -> list[RequestOutput]:
@@ -96,7 +101,8 @@ async def with_end(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes,
 class TokenCount:
     """Counts the tokens of an answer while it is streamed."""
 
-    def __init__(self, requests: Sequence[EngineRequest]) -> None:
+    def __init__(self, requests: Sequence[EngineRequest], *, has_details: bool = True) -> None:
+        self.has_details = has_details
         self.prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
         self.completion_tokens = 0
         self._cached: dict[int, int] = {}
@@ -114,10 +120,11 @@ class TokenCount:
     def stream_usage(self) -> StreamUsage:
         """The usage so far, for a chunk."""
         total = self.prompt_tokens + self.completion_tokens
-        details = PromptTokensDetails(self.cached_tokens)
+        details = PromptTokensDetails(self.cached_tokens) if self.has_details else UNSET
         return StreamUsage(self.prompt_tokens, total, self.completion_tokens, details)
 
     def usage(self) -> Usage:
         """The usage, for a whole answer."""
         total = self.prompt_tokens + self.completion_tokens
-        return Usage(self.prompt_tokens, total, self.completion_tokens, PromptTokensDetails(self.cached_tokens))
+        details = PromptTokensDetails(self.cached_tokens) if self.has_details else None
+        return Usage(self.prompt_tokens, total, self.completion_tokens, details)

@@ -29,7 +29,7 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig, *, core
     Raises `ConfigError` when the port, the model or the machine does not allow it to start.
     """
     started = time.monotonic()
-    configure_logging()
+    configure_logging(form=server_config.log_format)
     # Before anything is loaded: a port that is taken should not be found out a minute later.
     with listen(server_config) as listener:
         waiting_room = WaitingRoom(listener)

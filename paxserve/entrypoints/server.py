@@ -81,7 +81,7 @@ def run(
     config = uvicorn.Config(
         _no_app,
         log_level=server_config.uvicorn_log_level,
-        access_log=not server_config.disable_uvicorn_access_log,
+        access_log=False,  # AccessLog knows more of a request
         timeout_graceful_shutdown=math.ceil(server_config.shutdown_timeout),
         server_header=False,
         http=bounded_protocol(server_config.h11_max_incomplete_event_size),

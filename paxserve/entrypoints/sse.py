@@ -13,6 +13,8 @@ from starlette.types import Receive, Scope, Send
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, which clients drop and proxies take for life."""
 
 SEPARATORS = [(mark.encode(), f"\\u{ord(mark):04x}".encode()) for mark in "\x85\u2028\u2029"]
 """Ends of lines to Python's `splitlines`, and so to clients made with it, though not to the event stream's rules.
@@ -35,8 +37,10 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], on_close: Callable[[], None]) -> None:
-        self.events = events
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], on_close: Callable[[], None], keep_alive: float = 0.0
+    ) -> None:
+        self.events, self.keep_alive = events, keep_alive
         self.on_close = on_close
         self.status_code = 200
         self.background = None
@@ -59,9 +63,33 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with aclosing(self.events) as events:
-            async for chunk in events:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            chunks = with_comments(events, self.keep_alive) if self.keep_alive else events
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def with_comments(events: AsyncGenerator[bytes, None], seconds: float) -> AsyncGenerator[bytes, None]:
+    """The events, and a comment whenever there has been none for so many seconds."""
+    pending: asyncio.Task[bytes] | None = None
+    try:
+        while True:
+            pending = pending or asyncio.ensure_future(anext(events))
+            await asyncio.wait({pending}, timeout=seconds)
+            if not pending.done():
+                yield KEEP_ALIVE
+                continue
+            try:
+                chunk = pending.result()
+            except StopAsyncIteration:
+                return
+            pending = None
+            yield chunk
+    finally:
+        if pending is not None and not pending.done():
+            pending.cancel()
+            await asyncio.gather(pending, return_exceptions=True)
 
 
 async def wait_disconnect(receive: Receive) -> None:

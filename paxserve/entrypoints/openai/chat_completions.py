@@ -39,8 +39,8 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     text = await prompt_text(context, body, request, **effort_kwargs(body))
     prompt = await prompt_ids(context, body, text)
     requests = await context.engine.prepare_all(answer_id, [prompt], params, **body.engine_options())
-    writer = ChatWriter(context, body, requests[0], answer_id, model)
-    return await answer(request, context.engine, requests, [None], writer, is_stream=bool(body.stream))
+    writer = ChatWriter(context, body, requests[0], answer_id, model, text)
+    return await answer(request, context, requests, [None], writer, body)
 
 
 def effort_kwargs(body: ChatRequest) -> dict[str, Any]:
@@ -54,11 +54,18 @@ class ChatWriter:
     """Writes the answer to a chat request, whole or in chunks."""
 
     def __init__(
-        self, context: ServingContext, body: ChatRequest, request: EngineRequest, answer_id: str, model: str
+        self,
+        context: ServingContext,
+        body: ChatRequest,
+        request: EngineRequest,
+        answer_id: str,
+        model: str,
+        prompt_text: str,
     ) -> None:
+        self.prompt_text = prompt_text if body.return_prompt_text else None
         self.context, self.body, self.request = context, body, request
         self.answer_id, self.model, self.created = answer_id, model, int(time.time())
-        self.count = TokenCount([request])
+        self.count = TokenCount([request], has_details=context.server_config.enable_prompt_tokens_details)
         last = body.messages[-1]
         self.role = context.server_config.response_role if body.add_generation_prompt else last.role
         is_echoed = body.echo and last.role == self.role and isinstance(last.content, str)
@@ -73,7 +80,7 @@ class ChatWriter:
             delta = ChatDelta(index, DeltaMessage(role=self.role, content=""), None, None)
             chunk = self._chunk(delta)
             chunk.prompt_token_ids = self.request.prompt_token_ids if self.body.return_token_ids else None
-            chunk.prompt_text = None
+            chunk.prompt_text = self.prompt_text
             chunks.append(event(chunk))
             if self.echo:
                 echo = ChatDelta(index, DeltaMessage(content=self.echo), None, None, token_ids=None)
@@ -115,6 +122,7 @@ class ChatWriter:
             system_fingerprint=self.context.system_fingerprint,
             prompt_logprobs=self.logprobs.prompt(prompt) if prompt is not None else None,
             prompt_token_ids=output.prompt_token_ids if self.body.return_token_ids else None,
+            prompt_text=self.prompt_text,
         )
         return json_response(response)
 

@@ -39,7 +39,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     )
     writer = CompletionWriter(context, body, requests, answer_id, model)
     prompts = [prompt_text(prompt) for prompt in body.prompts]
-    return await answer(request, context.engine, requests, prompts, writer, is_stream=bool(body.stream))
+    return await answer(request, context, requests, prompts, writer, body)
 
 
 class CompletionWriter:
@@ -56,7 +56,7 @@ class CompletionWriter:
         self.context, self.body, self.requests = context, body, requests
         self.answer_id, self.model, self.created = answer_id, model, int(time.time())
         self.num_choices = requests[0].params.n
-        self.count = TokenCount(requests)
+        self.count = TokenCount(requests, has_details=context.server_config.enable_prompt_tokens_details)
         tokenizer = context.engine.input_processor.tokenizer
         self.logprobs = LogprobWriter(tokenizer, as_token_ids=bool(body.return_tokens_as_token_ids))
         self.echoes = [self._echo(position) for position in range(len(requests))] if body.echo else []

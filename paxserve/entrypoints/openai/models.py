@@ -16,7 +16,7 @@ def card(context: ServingContext, name: str) -> ModelCard:
         created=context.created,
         root=context.engine_config.model.model,
         max_model_len=context.model_info.max_model_len,
-        permission=[ModelPermission(id=f"modelperm-{context.system_fingerprint}", created=context.created)],
+        permission=[ModelPermission(id=f"modelperm-{context.digest}", created=context.created)],
     )
 
 

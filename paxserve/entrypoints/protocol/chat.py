@@ -15,7 +15,7 @@ from paxserve.entrypoints.protocol.generation import (
 )
 from paxserve.errors import RequestError
 from paxserve.sampling_params import SamplingParams
-from paxserve.server_config import LimitConfig
+from paxserve.server_config import ServerConfig
 
 MAX_MESSAGES = 65536
 
@@ -127,10 +127,17 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     echo: bool | None = None
+    return_prompt_text: bool | None = None
 
-    def check(self, limits: LimitConfig) -> None:
+    def set_defaults(self, config: ServerConfig) -> None:
+        """Fill in what the server says where the request does not."""
+        super().set_defaults(config)
+        if config.exclude_tools_when_tool_choice_none and self.tool_choice == "none":
+            self.tools = None
+
+    def check(self, config: ServerConfig) -> None:
         """Raise `RequestError` for what the field types cannot express."""
-        super().check(limits)
+        super().check(config)
         self.check_template_fields()
         self._check_tool_choice()
         if self.top_logprobs and not self.logprobs:
@@ -211,6 +218,7 @@ class ChatChoice(msgspec.Struct):
     finish_reason: str | None
     stop_reason: int | str | None
     token_ids: list[int] | None
+    routed_experts: None = None
 
 
 class ChatResponse(msgspec.Struct):
@@ -221,11 +229,15 @@ class ChatResponse(msgspec.Struct):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    system_fingerprint: str
+    system_fingerprint: str | None
     prompt_logprobs: list[dict[int, PromptLogprob] | None] | None
     prompt_token_ids: list[int] | None
+    prompt_text: str | None = None
     object: str = "chat.completion"
     service_tier: None = None
+    kv_transfer_params: None = None
+    ec_transfer_params: None = None
+    metrics: None = None
 
 
 class DeltaMessage(msgspec.Struct):
@@ -255,6 +267,6 @@ class ChatChunk(msgspec.Struct):
     model: str
     choices: list[ChatDelta]
     usage: StreamUsage | UnsetType = UNSET
-    system_fingerprint: str | UnsetType = UNSET
+    system_fingerprint: str | None | UnsetType = UNSET
     prompt_token_ids: list[int] | None | UnsetType = UNSET
-    prompt_text: None | UnsetType = UNSET
+    prompt_text: str | None | UnsetType = UNSET

@@ -17,7 +17,7 @@ from paxserve.entrypoints.protocol.generation import (
 )
 from paxserve.errors import RequestError
 from paxserve.sampling_params import SamplingParams
-from paxserve.server_config import LimitConfig
+from paxserve.server_config import ServerConfig
 
 
 class CompletionRequest(SamplingFields):
@@ -28,16 +28,16 @@ class CompletionRequest(SamplingFields):
     logprobs: int | None = None
     add_special_tokens: bool | None = None
 
-    def check(self, limits: LimitConfig) -> None:
+    def check(self, config: ServerConfig) -> None:
         """Raise `RequestError` for what the field types cannot express."""
-        super().check(limits)
+        super().check(config)
         if not self.prompt:
             raise RequestError("prompt must be given and non-empty: a text, token ids, or a list of either.", "prompt")
         prompts = self.prompts
-        at_most("prompt", "entries", prompts, limits.max_prompts)
+        at_most("prompt", "entries", prompts, config.max_prompts)
         num_choices = len(prompts) * (self.n or 1)
-        if num_choices > limits.max_choices:
-            raise RequestError(f"Prompts times n must be at most {limits.max_choices}, got {num_choices}.", "n")
+        if num_choices > config.max_choices:
+            raise RequestError(f"Prompts times n must be at most {config.max_choices}, got {num_choices}.", "n")
         if not all(prompts):
             raise RequestError("prompt must have no empty entry.", "prompt")
         if self.max_tokens is not None and self.max_tokens < (0 if self.echo else 1):
@@ -88,6 +88,7 @@ class CompletionChoice(msgspec.Struct):
     token_ids: list[int] | None
     prompt_logprobs: list[dict[int, PromptLogprob] | None] | None
     prompt_token_ids: list[int] | None
+    routed_experts: None = None
 
 
 class CompletionResponse(msgspec.Struct):
@@ -98,9 +99,12 @@ class CompletionResponse(msgspec.Struct):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
-    system_fingerprint: str
+    system_fingerprint: str | None
     object: str = "text_completion"
     service_tier: None = None
+    kv_transfer_params: None = None
+    ec_transfer_params: None = None
+    metrics: None = None
 
 
 class CompletionDelta(msgspec.Struct):
@@ -124,4 +128,4 @@ class CompletionChunk(msgspec.Struct):
     model: str
     choices: list[CompletionDelta]
     usage: StreamUsage | UnsetType = UNSET
-    system_fingerprint: str | UnsetType = UNSET
+    system_fingerprint: str | None | UnsetType = UNSET

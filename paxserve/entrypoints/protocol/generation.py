@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, StrictInt
+from msgspec import UNSET, UnsetType
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StrictInt
 
 from paxserve.entrypoints.protocol.fields import check_extra_fields
 from paxserve.errors import RequestError
-from paxserve.sampling_params import SamplingParams
-from paxserve.server_config import LimitConfig
+from paxserve.sampling_params import RepetitionLimit, SamplingParams
+from paxserve.server_config import ServerConfig
 
 MAX_CACHE_SALT = 128
 MAX_REQUEST_ID = 128
@@ -52,7 +53,7 @@ class ApiModel(BaseModel):
 
     model: str | None = None
 
-    def check(self, limits: LimitConfig) -> None:
+    def check(self, config: ServerConfig) -> None:
         """Raise `RequestError` for what the field types cannot express."""
         check_extra_fields(self.model_extra)
 
@@ -65,6 +66,16 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
+
+
+class RepetitionDetection(BaseModel):
+    """When an answer that goes round in circles is ended."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_pattern_size: int
+    min_pattern_size: int = 1
+    min_count: int = 2
 
 
 class SamplingFields(ApiModel):
@@ -91,6 +102,8 @@ class SamplingFields(ApiModel):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    repetition_detection: RepetitionDetection | None = None
     prompt_logprobs: int | None = None
     cache_salt: str | None = None
     priority: int | None = Field(None, ge=-(2**63), lt=2**63)
@@ -98,15 +111,19 @@ class SamplingFields(ApiModel):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     stream: bool | None = None
+    stream_interval: int | None = Field(None, ge=1)
     stream_options: StreamOptions | None = None
 
-    def check(self, limits: LimitConfig) -> None:
+    _timeout: float | None = PrivateAttr(None)
+
+    def check(self, config: ServerConfig) -> None:
         """Raise `RequestError` for what the field types cannot express."""
-        super().check(limits)
-        at_most("stop", "strings", [self.stop] if isinstance(self.stop, str) else self.stop, limits.max_stop_strings)
-        at_most("bad_words", "words", self.bad_words, limits.max_bad_words)
-        if self.n is not None and self.n > limits.max_n:
-            raise RequestError(f"n must be at most {limits.max_n}, got {self.n}.", "n")
+        super().check(config)
+        self.set_defaults(config)
+        at_most("stop", "strings", [self.stop] if isinstance(self.stop, str) else self.stop, config.max_stop_strings)
+        at_most("bad_words", "words", self.bad_words, config.max_bad_words)
+        if self.n is not None and self.n > config.max_n:
+            raise RequestError(f"n must be at most {config.max_n}, got {self.n}.", "n")
         if self.stream_options and not self.stream and self.stream_options.model_dump(exclude_none=True):
             raise RequestError("Stream options can only be defined when `stream=True`.", "stream_options")
         if self.stream and self.prompt_logprobs:
@@ -120,6 +137,16 @@ class SamplingFields(ApiModel):
                 f"request_id must have 1 to {MAX_REQUEST_ID} characters and none of @ / \\ NUL.", "request_id"
             )
 
+    def set_defaults(self, config: ServerConfig) -> None:
+        """Fill in what the server says where the request does not."""
+        if self.return_tokens_as_token_ids is None:
+            self.return_tokens_as_token_ids = config.return_tokens_as_token_ids
+        self._timeout = config.request_timeout or None
+        self.stream_interval = max(self.stream_interval or 1, config.stream_interval)
+        if self.stream and config.enable_force_include_usage:
+            continuous = self.stream_options.continuous_usage_stats if self.stream_options else None
+            self.stream_options = StreamOptions(include_usage=True, continuous_usage_stats=continuous)
+
     @property
     def include_usage(self) -> bool:
         """Whether the stream ends with a usage chunk."""
@@ -132,11 +159,18 @@ class SamplingFields(ApiModel):
 
     def engine_options(self) -> dict[str, Any]:
         """What the engine is told besides prompt and sampling parameters."""
-        return {"cache_salt": self.cache_salt, "priority": self.priority or 0}
+        return {
+            "cache_salt": self.cache_salt,
+            "priority": self.priority or 0,
+            "timeout": self._timeout,
+            "truncation_side": self.truncation_side or "left",
+        }
 
     def sampling_values(self, defaults: dict[str, Any]) -> dict[str, Any]:
         """Arguments of `SamplingParams` from this body, over the model's own defaults."""
         given = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        if self.repetition_detection is not None:
+            given["repetition_detection"] = RepetitionLimit(**self.repetition_detection.model_dump())
         return defaults | {name: value for name, value in given.items() if value is not None}
 
 
@@ -181,7 +215,7 @@ class StreamUsage(msgspec.Struct):
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
 
 
 class PromptLogprob(msgspec.Struct):

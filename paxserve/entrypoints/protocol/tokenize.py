@@ -4,7 +4,7 @@ import msgspec
 
 from paxserve.entrypoints.protocol.chat import ChatTemplateFields
 from paxserve.entrypoints.protocol.generation import ApiModel, TokenIds
-from paxserve.server_config import LimitConfig
+from paxserve.server_config import ServerConfig
 
 
 class TokenizePromptRequest(ApiModel):
@@ -20,9 +20,9 @@ class TokenizeChatRequest(ApiModel, ChatTemplateFields):
 
     return_token_strs: bool = False
 
-    def check(self, limits: LimitConfig) -> None:
+    def check(self, config: ServerConfig) -> None:
         """Raise `RequestError` for what the field types cannot express."""
-        super().check(limits)
+        super().check(config)
         self.check_template_fields()
 
 

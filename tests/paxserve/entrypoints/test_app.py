@@ -1,12 +1,17 @@
+import asyncio
 import re
 
+import pytest
+
 import paxserve
+from tests.paxserve.fake_core import CRASH
 from tests.paxserve.serving import Serving, run
 from tests.small_tokenizers import byte_level_tokenizer
 
 ROUTES = {
     ("GET", "/health"), ("GET", "/metrics"), ("GET", "/version"), ("GET", "/v1/models"),
     ("GET", "/v1/models/{name:path}"), ("POST", "/detokenize"), ("POST", "/tokenize"),
+    ("GET", "/load"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/tokenizer_info"),
     ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"),
 }  # fmt: skip
 
@@ -33,6 +38,53 @@ def test_health_and_version():
     assert health.status_code == 200
     assert not health.content
     assert version == {"version": paxserve.__version__}
+
+
+def test_ping_is_health():
+    async def test(served: Serving):
+        alive = [await served.http.get("/ping"), await served.http.post("/ping")]
+        await served.complete(CRASH)
+        return alive, await served.http.get("/ping")
+
+    alive, dead = run(test)
+    assert [(response.status_code, response.content) for response in alive] == [(200, b"")] * 2
+    assert dead.status_code == 503
+
+
+def test_the_load_is_what_is_being_answered():
+    async def test(served: Serving):
+        served.core.step_seconds = 0.01
+        requests = [asyncio.ensure_future(served.complete(max_tokens=40)) for _ in range(3)]
+        while len(served.core.choices) < 3:
+            await asyncio.sleep(0.01)
+        busy = (await served.http.get("/load")).json()
+        await asyncio.gather(*requests)
+        return busy, (await served.http.get("/load")).json()
+
+    assert run(test) == ({"server_load": 3}, {"server_load": 0})
+
+
+def test_the_tokenizer_is_shown_only_when_the_server_says_so():
+    async def test(served: Serving):
+        return await served.http.get("/tokenizer_info")
+
+    assert run(test).status_code == 404
+    info = run(test, enable_tokenizer_info_endpoint=True).json()
+    assert info["eos_token"] == "<|im_end|>"
+    assert info["vocab_size"] == byte_level_tokenizer().vocab_size
+    assert "im_start" in info["chat_template"]
+
+
+@pytest.mark.parametrize(
+    ("server", "expected"),
+    [({"fingerprint_mode": "hash"}, r"[0-9a-f]{8}"), ({"fingerprint_mode": "none"}, "None"),
+     ({"fingerprint_mode": "custom", "fingerprint_value": "v7"}, "v7"), ({}, r"paxserve-[\d.]+-[0-9a-f]{8}")],
+)  # fmt: skip
+def test_the_fingerprint(server, expected):
+    async def test(served: Serving):
+        return (await served.chat(max_tokens=1)).json()["system_fingerprint"]
+
+    assert re.fullmatch(expected, str(run(test, **server)))
 
 
 def test_models_are_listed_under_every_name():

@@ -1,9 +1,10 @@
 import asyncio
 import json
+from contextlib import aclosing
 
 import pytest
 
-from paxserve.entrypoints.sse import event
+from paxserve.entrypoints.sse import KEEP_ALIVE, event, with_comments
 from tests.paxserve.serving import Serving, run
 
 
@@ -105,3 +106,52 @@ def test_events_hold_nothing_that_anybody_takes_for_the_end_of_a_line():
     written = event({"text": text}).decode()
     assert written.splitlines() == [written[:-2], ""]
     assert json.loads(written.removeprefix("data: ")) == {"text": text}
+
+
+async def slow_events(gaps):
+    for number, gap in enumerate(gaps):
+        await asyncio.sleep(gap)
+        yield b"%d" % number
+
+
+def test_silence_is_filled_with_comments():
+    async def main():
+        return [chunk async for chunk in with_comments(slow_events([0, 0.25, 0]), 0.1)]
+
+    assert asyncio.run(main()) == [b"0", KEEP_ALIVE, KEEP_ALIVE, b"1", b"2"]
+
+
+def test_a_stream_with_comments_that_is_left_stops_its_events():
+    stopped = []
+
+    async def events():
+        try:
+            await asyncio.sleep(60)
+            yield b""
+        finally:
+            stopped.append(True)
+
+    async def main():
+        source = events()
+        async with aclosing(source), aclosing(with_comments(source, 0.05)) as chunks:
+            assert await anext(chunks) == KEEP_ALIVE
+        return stopped
+
+    assert asyncio.run(main()) == [True]
+
+
+def test_a_stream_begins_before_its_first_token_when_proxies_want_to_hear_something():
+    async def test(served: Serving):
+        real, served.core.step = served.core.step, lambda: []
+        answer = asyncio.ensure_future(served.chat(max_tokens=3, stream=True))
+        await asyncio.sleep(0.35)
+        served.core.step = real
+        return await answer
+
+    response = run(test, sse_keep_alive_interval=0.1)
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert ": keep-alive" in lines
+    assert lines[-1] == "data: [DONE]"
+    assert sum(line.startswith("data: {") for line in lines) >= 2
+    assert '"role":"assistant"' in lines[0]
+    assert run(lambda served: served.chat(max_tokens=3, stream=True)).text.count("keep-alive") == 0

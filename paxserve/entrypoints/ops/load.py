@@ -1,0 +1,13 @@
+"""GET /load: how many requests are being answered, for load balancers."""
+
+from fastapi import APIRouter, Request
+
+from paxserve.entrypoints.context import context_of
+
+router = APIRouter()
+
+
+@router.get("/load")
+async def load(request: Request) -> dict[str, int]:
+    """The number of POST requests under way."""
+    return {"server_load": context_of(request).load.count}
