@@ -42,6 +42,8 @@ class PagedKVCache:
     """Owned by the attention backend: see `pallas_kernels.ragged_paged_attention.make_pool`."""
     metadata: AttentionMetadata
     backend: str = dataclasses.field(metadata={"static": True})
+    expert_backend: str = dataclasses.field(default="ragged", metadata={"static": True})
+    """How the products of mixture-of-experts layers are computed: see `pallas_kernels.grouped_matmul`."""
 
     def attend(
         self,

@@ -35,10 +35,13 @@ class Attention(nnx.Module):
         q_norm: HeadNorm | None = None,
         k_norm: HeadNorm | None = None,
         interleaved_rope: bool = False,
+        sinks: bool = False,
     ) -> None:
         parts = (num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim)
         self.qkv = Linear(init, size, sum(parts), ("embed", "kv_heads"), bias=bias, parts=parts, groups=num_kv_heads)
         self.out = Linear(init, num_heads * head_dim, size, ("heads", "embed"), bias=out_bias)
+        self.sinks = init.param((num_heads,), ("heads",), constant=0.0) if sinks else None
+        """A logit for each query head that joins the softmax's denominator only."""
         self.q_norm = q_norm
         self.k_norm = k_norm
         self.num_heads = num_heads
@@ -57,11 +60,7 @@ class Attention(nnx.Module):
         window: int | Int32[Array, ""],
     ) -> tuple[Float[Array, "T D"], PagedKVCache]:
         """The block's output without the residual, and the cache with this layer's keys and values."""
-        num_tokens = x.shape[0]
-        num_groups = self.num_heads // self.num_kv_heads
-        qkv = keep_apart(self.qkv(x)).reshape(num_tokens, self.num_kv_heads, num_groups + 2, self.head_dim)
-        q = qkv[:, :, :num_groups].reshape(num_tokens, self.num_heads, self.head_dim)
-        k, v = qkv[:, :, num_groups], qkv[:, :, num_groups + 1]
+        q, k, v = self.project(x)
         if self.q_norm is not None:
             q = self.q_norm(q)
         if self.k_norm is not None:
@@ -69,5 +68,18 @@ class Attention(nnx.Module):
         if rope is not None:
             q = apply_rope(q, rope, interleaved=self.interleaved_rope)
             k = apply_rope(k, rope, interleaved=self.interleaved_rope)
-        out, cache = cache.attend(layer, q, k, v, scale=self.scale, window=window, softcap=self.softcap)
-        return self.out(out.reshape(num_tokens, self.num_heads * self.head_dim)), cache
+        sinks = None if self.sinks is None else self.sinks.get_value()
+        out, cache = cache.attend(
+            layer, q, k, v, scale=self.scale, window=window, softcap=self.softcap, sinks=sinks
+        )
+        return self.out(out.reshape(x.shape[0], -1)), cache
+
+    def project(
+        self, x: Float[Array, "T D"]
+    ) -> tuple[Float[Array, "T N H"], Float[Array, "T K H"], Float[Array, "T K H"]]:
+        """Queries, keys and values as the matrix gives them."""
+        num_tokens = x.shape[0]
+        num_groups = self.num_heads // self.num_kv_heads
+        qkv = keep_apart(self.qkv(x)).reshape(num_tokens, self.num_kv_heads, num_groups + 2, self.head_dim)
+        q = qkv[:, :, :num_groups].reshape(num_tokens, self.num_heads, self.head_dim)
+        return q, qkv[:, :, num_groups], qkv[:, :, num_groups + 1]

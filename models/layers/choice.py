@@ -24,8 +24,22 @@ class LayerChoice:
     index: Int32[Array, ""]
 
 
-def use_weight(weight: Array | LayerChoice, use: Callable[[Array], Any]) -> Any:
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LayerStack:
+    """One parameter of every layer of a loop in one array, and which layer's turn it is.
+
+    For what is best not cut out of the stack: matrices of experts, of which a layer needs a few.
+    """
+
+    values: Array
+    index: Int32[Array, ""]
+
+
+def use_weight(weight: Array | LayerChoice | LayerStack, use: Callable[[Array], Any]) -> Any:
     """`use` of the weight; of a choice, in a branch of its own for each layer, so that no weight is copied."""
+    if isinstance(weight, LayerStack):
+        return use(weight.values[weight.index])
     if not isinstance(weight, LayerChoice):
         return use(weight)
     branches = [lambda value=value: use(value) for value in weight.values]

@@ -12,8 +12,9 @@ from flax import nnx
 from jaxtyping import Array, Float, Int32
 
 from models.inputs import PagedKVCache
-from models.layers.choice import choose_layer
+from models.layers.choice import LayerStack, choose_layer
 from models.layers.config import LayerTraits
+from models.layers.moe import SparseMLP
 from models.layers.rope import RopeTable
 
 LayerExecution = Literal["unrolled", "scanned", "looped"]
@@ -67,7 +68,8 @@ class DecoderLayer(nnx.Module):
         """The residual stream after the layer, and the updated cache."""
         branch, cache = self.attention(_maybe(self.attention_norm, x), cache, layer, rope, window)
         x = self._add(x, _maybe(self.attention_post_norm, branch))
-        branch = self.mlp(_maybe(self.mlp_norm, x))
+        normed = _maybe(self.mlp_norm, x)
+        branch = self.mlp(normed, cache) if isinstance(self.mlp, SparseMLP) else self.mlp(normed)
         return self._add(x, _maybe(self.mlp_post_norm, branch)), cache
 
     def _add(self, x: Float[Array, "T D"], branch: Float[Array, "T D"]) -> Float[Array, "T D"]:
@@ -147,9 +149,21 @@ def run_layers(
     return x, cache
 
 
+def _is_param(node: Any) -> bool:
+    return isinstance(node, nnx.Param)
+
+
 def _is_stacked(module: Layer) -> bool:
-    params = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, nnx.Param))
-    return "layers" in params[0].get_metadata()
+    return "layers" in jax.tree.leaves(module, is_leaf=_is_param)[0].get_metadata()
+
+
+def _stays_stacked(param: nnx.Param) -> bool:
+    """Whether a loop should not cut each layer's own out of the stack: matrices of experts, for what is not used."""
+    return "expert" in param.get_metadata("out_sharding") and param.get_value().ndim == 4
+
+
+def _point_to(param: nnx.Param, index: Int32[Array, ""]) -> nnx.Param:
+    return nnx.Param(LayerStack(param.get_value(), index), **param.get_metadata())
 
 
 def _loop_layers(
@@ -175,17 +189,22 @@ def _loop_layers(
         choices = None
 
     apart = run if isinstance(run, Sequence) else None
+    params, structure = ([], None) if apart else jax.tree.flatten(run, is_leaf=_is_param)
+    sliced = [None if _stays_stacked(param) else param for param in params]
 
     # The layer's number is carried and not scanned over: a TPU counts in its scalar unit, but reads arrays elsewhere.
     def body(carry: tuple[Any, ...], scanned: tuple[Any, dict[str, Array]]) -> tuple[tuple[Any, ...], None]:
-        (x, pool, layer), (module, own) = carry, scanned
+        (x, pool, layer), (own_params, own) = carry, scanned
         if apart is not None:
             module = choose_layer(apart, layer - first)
+        else:
+            pairs = zip(params, own_params, strict=True)
+            module = structure.unflatten([_point_to(p, layer - first) if one is None else one for p, one in pairs])
         rope = jax.tree.map(lambda leaf: leaf[own["rope"]], choices) if "rope" in own else choices
         window = own.get("window", traits[0].window)
         x, updated = module(x, dataclasses.replace(cache, pool=pool), layer, rope, window)
         return (x, updated.pool, layer + 1), None
 
-    scanned = (None if apart is not None else run, varying)
+    scanned = (sliced, varying)
     (x, pool, _), _ = jax.lax.scan(body, (x, cache.pool, jnp.int32(first)), scanned, length=len(traits))
     return x, dataclasses.replace(cache, pool=pool)

@@ -39,8 +39,9 @@ class Initializer:
         constant: float | None = None,
         parts: tuple[int, ...] = (),
         groups: int = 1,
+        dtype: DTypeLike | None = None,
     ) -> nnx.Param:
-        """A parameter with a logical name for each axis.
+        """A parameter with a logical name for each axis, of the model's type or, where that is too coarse, of its own.
 
         `parts` are the sizes of the checkpoint tensors that share its last axis; there, each part is cut into
         `groups` pieces and the pieces are dealt out in turn: first piece of each part, second piece of each part …
@@ -48,6 +49,6 @@ class Initializer:
         metadata: dict[str, Any] = {"out_sharding": axes, "eager_sharding": False, "constant": constant}
         if parts:
             metadata |= {"parts": parts, "groups": groups}
-        value = fill(self._key, self._num_made, shape=shape, dtype=self.dtype, constant=constant)
+        value = fill(self._key, self._num_made, shape=shape, dtype=jnp.dtype(dtype or self.dtype), constant=constant)
         self._num_made += 1
         return nnx.Param(value, **metadata)

@@ -23,6 +23,8 @@ class Source:
     """Which share (index, count) of the tensor's output rows the parameter is."""
     otherwise: str = ""
     """What some checkpoints call the (single) tensor."""
+    is_interleaved: bool = False
+    """The shares alternate row by row, instead of lying one after another."""
     is_dealt: bool = False
     """The tensor already has its parts dealt out in groups, as the parameter has."""
 
@@ -36,7 +38,7 @@ def stored(*names: str, otherwise: str = "") -> Source:
 
 
 def transposed(*names: str) -> Source:
-    """A matrix that torch stores [out, in]."""
+    """A matrix that torch stores [out, in], or matrices of experts that it stores [experts, out, in]."""
     return Source(names, "out_in")
 
 
@@ -48,6 +50,11 @@ def dealt(name: str, *, is_matrix: bool) -> Source:
 def transposed_share(name: str, index: int, count: int) -> Source:
     """One of `count` matrices of one size that a tensor [out, in] has fused."""
     return Source((name,), "out_in", (index, count))
+
+
+def stored_share(name: str, index: int, count: int, *, is_interleaved: bool = False) -> Source:
+    """One of `count` equal parts of the last axis of a tensor that is stored as it is used."""
+    return Source((name,), "as_stored", (index, count), is_interleaved=is_interleaved)
 
 
 # The names that Llama gave its tensors, which most families kept. A family without some parameter
@@ -90,6 +97,17 @@ POST_NORMS_LOAD_MAP: dict[str, Source] = {
 FUSED_GATE_UP_LOAD_MAP: dict[str, Source] = {
     "layers.*.mlp.gate.weight": transposed_share("model.layers.*.mlp.gate_up_proj.weight", 0, 2),
     "layers.*.mlp.up.weight": transposed_share("model.layers.*.mlp.gate_up_proj.weight", 1, 2),
+}
+# The names that Qwen gave to a layer's router and experts, and DeepSeek to the expert that all tokens share.
+EXPERTS_LOAD_MAP: dict[str, Source] = {
+    "layers.*.mlp.router.weight": transposed("model.layers.*.mlp.gate.weight"),
+    "layers.*.mlp.router.correction": stored("model.layers.*.mlp.gate.e_score_correction_bias"),
+    "layers.*.mlp.experts.gate": transposed("model.layers.*.mlp.experts.*.gate_proj.weight"),
+    "layers.*.mlp.experts.up": transposed("model.layers.*.mlp.experts.*.up_proj.weight"),
+    "layers.*.mlp.experts.down": transposed("model.layers.*.mlp.experts.*.down_proj.weight"),
+    "layers.*.mlp.shared.gate.weight": transposed("model.layers.*.mlp.shared_experts.gate_proj.weight"),
+    "layers.*.mlp.shared.up.weight": transposed("model.layers.*.mlp.shared_experts.up_proj.weight"),
+    "layers.*.mlp.shared.down.weight": transposed("model.layers.*.mlp.shared_experts.down_proj.weight"),
 }
 
 

@@ -54,11 +54,13 @@ class Filling:
         """Every tensor that is wanted, with the shape that it must have."""
         widths = self.parts if len(self.source.names) > 1 else (sum(self.parts),)
         *others, _ = self.entry_shape
+        # A matrix is [in, out], perhaps behind an axis of experts; torch stores [out, in].
+        before, inner = others[:-1], others[-1:]
         for layer in self.layers:
             for entry in self._entries():
                 for name, width in zip(self._names(layer, entry), widths, strict=True):
                     width *= self.source.share[1]
-                    yield name, (width, *others) if self.source.order == "out_in" else (*others, width)
+                    yield name, (*before, width, *inner) if self.source.order == "out_in" else (*others, width)
 
     def prefer_stored(self, names: tuple[str, ...], checkpoint: Checkpoint) -> None:
         """Take `names` instead of the source's own where only they are stored."""
@@ -100,8 +102,11 @@ class Filling:
         index, count = self.source.share
         for name in names:
             tensor = checkpoint.read(name)
-            rows = tensor if self.source.order == "out_in" else np.moveaxis(tensor, -1, 0)
-            rows = rows[index * len(rows) // count : (index + 1) * len(rows) // count]
+            rows = np.moveaxis(tensor, -2 if self.source.order == "out_in" else -1, 0)
+            if self.source.is_interleaved:
+                rows = rows[index::count]
+            else:
+                rows = rows[index * len(rows) // count : (index + 1) * len(rows) // count]
             self._deal_out(rows, first_row, host_rows)
             first_row += len(rows)
 

@@ -41,7 +41,14 @@ class PagedRunner:
     """Sequences that share one pool; each `feed` gives every one of them more tokens."""
 
     def __init__(
-        self, model: nnx.Module, backend: str, *, num_rows: int, max_tokens: int, batch_tokens: int = 144
+        self,
+        model: nnx.Module,
+        backend: str,
+        *,
+        num_rows: int,
+        max_tokens: int,
+        batch_tokens: int = 144,
+        expert_backend: str = "reference",
     ) -> None:
         self.batch_tokens = batch_tokens
         graphdef, self.state = nnx.split(model)
@@ -64,7 +71,7 @@ class PagedRunner:
         @functools.partial(jax.jit, donate_argnums=1, compiler_options={"xla_backend_optimization_level": 0})
         def step(state, pool, batch, metadata):
             model = nnx.merge(graphdef, state)
-            hidden, cache = model(batch, PagedKVCache(pool, metadata, backend))
+            hidden, cache = model(batch, PagedKVCache(pool, metadata, backend, expert_backend))
             return model.logits(hidden), cache.pool
 
         self._step = step
