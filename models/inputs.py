@@ -44,6 +44,8 @@ class PagedKVCache:
     backend: str = dataclasses.field(metadata={"static": True})
     expert_backend: str = dataclasses.field(default="ragged", metadata={"static": True})
     """How the products of mixture-of-experts layers are computed: see `pallas_kernels.grouped_matmul`."""
+    page_size: int = dataclasses.field(default=1, metadata={"static": True})
+    """Tokens of a page."""
 
     def attend(
         self,

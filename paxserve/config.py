@@ -186,10 +186,12 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileConfig:
-    """Which programs are compiled, and how attention and layers are lowered."""
+    """Which programs are compiled, and how attention, experts and layers are lowered."""
 
     attention_backend: Literal["auto", "reference", "xla", "tpu", "interpret"] = "auto"
     """Implementation of paged attention; auto is xla. tpu has not run on a chip yet, interpret is its simulation."""
+    expert_backend: Literal["auto", "reference", "ragged", "cpu", "tpu", "interpret"] = "auto"
+    """Products of mixture-of-experts layers; auto is cpu on CPU, else XLA's ragged. tpu has not run on a chip yet."""
     layer_execution: Literal["auto", "unrolled", "scanned", "looped"] = "auto"
     """Layers one after another in the program, a loop over stacked weights, or a loop over separate ones (CPU)."""
     compile_sizes: list[int] = field(default_factory=list)

@@ -23,6 +23,7 @@ class Platform:
     kind: str
     """"cpu", "gpu" or "tpu"."""
     attention_backend: str
+    expert_backend: str
     layer_execution: str
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -37,13 +38,28 @@ class Platform:
 
 PLATFORMS = {
     "cpu": Platform(
-        kind="cpu", attention_backend="xla", layer_execution="looped", max_num_seqs=64, max_num_batched_tokens=512
+        kind="cpu",
+        attention_backend="xla",
+        expert_backend="cpu",
+        layer_execution="looped",
+        max_num_seqs=64,
+        max_num_batched_tokens=512,
     ),
     "gpu": Platform(
-        kind="gpu", attention_backend="xla", layer_execution="scanned", max_num_seqs=256, max_num_batched_tokens=2048
+        kind="gpu",
+        attention_backend="xla",
+        expert_backend="ragged",
+        layer_execution="scanned",
+        max_num_seqs=256,
+        max_num_batched_tokens=2048,
     ),
     "tpu": Platform(
-        kind="tpu", attention_backend="xla", layer_execution="scanned", max_num_seqs=256, max_num_batched_tokens=2048
+        kind="tpu",
+        attention_backend="xla",
+        expert_backend="ragged",
+        layer_execution="scanned",
+        max_num_seqs=256,
+        max_num_batched_tokens=2048,
     ),
 }
 
@@ -74,16 +90,12 @@ def resolve(config: EngineConfig, platform: Platform) -> EngineConfig:
     scheduler, compile_ = config.scheduler, config.compile
     max_num_seqs = scheduler.max_num_seqs or platform.max_num_seqs
     budget = scheduler.max_num_batched_tokens or max(platform.max_num_batched_tokens, max_num_seqs)
-    auto_backend = compile_.attention_backend == "auto"
-    auto_layers = compile_.layer_execution == "auto"
+    open_names = ("attention_backend", "expert_backend", "layer_execution")
+    chosen = {name: getattr(platform, name) for name in open_names if getattr(compile_, name) == "auto"}
     return dataclasses.replace(
         config,
         scheduler=dataclasses.replace(scheduler, max_num_seqs=min(max_num_seqs, budget), max_num_batched_tokens=budget),
-        compile=dataclasses.replace(
-            compile_,
-            attention_backend=platform.attention_backend if auto_backend else compile_.attention_backend,
-            layer_execution=platform.layer_execution if auto_layers else compile_.layer_execution,
-        ),
+        compile=dataclasses.replace(compile_, **chosen),
     )
 
 

@@ -69,9 +69,7 @@ class Attention(nnx.Module):
             q = apply_rope(q, rope, interleaved=self.interleaved_rope)
             k = apply_rope(k, rope, interleaved=self.interleaved_rope)
         sinks = None if self.sinks is None else self.sinks.get_value()
-        out, cache = cache.attend(
-            layer, q, k, v, scale=self.scale, window=window, softcap=self.softcap, sinks=sinks
-        )
+        out, cache = cache.attend(layer, q, k, v, scale=self.scale, window=window, softcap=self.softcap, sinks=sinks)
         return self.out(out.reshape(x.shape[0], -1)), cache
 
     def project(

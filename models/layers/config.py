@@ -98,6 +98,10 @@ class DecoderConfig:
         values["rope_parameters"] = RopeParameters.from_hf(config)
         return values
 
+    def unused_tensors(self) -> tuple[str, ...]:
+        """Beginnings of the names of stored tensors that the model has no use for."""
+        return ()
+
     def layer_traits(self) -> tuple[LayerTraits, ...]:
         """Traits of each layer: with `layer_types`, the window is on the sliding ones only."""
         window = self.sliding_window or 0

@@ -189,7 +189,7 @@ def _loop_layers(
         choices = None
 
     apart = run if isinstance(run, Sequence) else None
-    params, structure = ([], None) if apart else jax.tree.flatten(run, is_leaf=_is_param)
+    params, structure = jax.tree.flatten(None if apart else run, is_leaf=_is_param)
     sliced = [None if _stays_stacked(param) else param for param in params]
 
     # The layer's number is carried and not scanned over: a TPU counts in its scalar unit, but reads arrays elsewhere.

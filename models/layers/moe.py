@@ -1,6 +1,6 @@
 """Mixture of experts: a router that picks each token's experts, and the experts, run as grouped products.
 
-Tokens are sorted by expert, so each expert multiplies its own tokens and no others: none is dropped, none has a capacity.
+Tokens are sorted by expert, so that each expert multiplies its own and no others. No token is dropped.
 """
 
 from collections.abc import Callable
@@ -98,6 +98,7 @@ class Gated:
     act: str
 
     def __call__(self, gate: Float[Array, "R F"], up: Float[Array, "R F"]) -> Float[Array, "R F"]:
+        """What goes into the expert's second product."""
         return activation(self.act)(gate) * up
 
 

@@ -6,7 +6,6 @@ to be read again from the cache. docs/models.md has the measurements.
 
 import math
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32

@@ -20,9 +20,9 @@ def group_rows(group_sizes: Int32[Array, " E"]) -> GroupRows:
 
 
 class Items(NamedTuple):
-    """Every (group, tile) pair that has rows in common, in the order of rows; the first `count` are needed."""
+    """Every (group, tile) pair that has rows in common, in the order of rows; the first `num_needed` are real."""
 
-    count: Int32[Array, ""]
+    num_needed: Int32[Array, ""]
     groups: Int32[Array, " items"]
     tiles: Int32[Array, " items"]
 

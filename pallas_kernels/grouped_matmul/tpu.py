@@ -73,9 +73,7 @@ def _kernel(
     def _start() -> None:
         total_ref[...] = jnp.zeros_like(total_ref)
 
-    total_ref[...] += jnp.dot(
-        x_ref[...], weights_ref[...], preferred_element_type=jnp.float32, precision=precision
-    )
+    total_ref[...] += jnp.dot(x_ref[...], weights_ref[...], preferred_element_type=jnp.float32, precision=precision)
 
     @pl.when(step == num_slices - 1)
     def _finish() -> None:
@@ -120,7 +118,7 @@ def grouped_matmul(
         partial(_kernel, num_slices=num_slices),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=5,
-            grid=(-(-out_size // config.columns), jnp.maximum(items.count, 1), num_slices),
+            grid=(-(-out_size // config.columns), jnp.maximum(items.num_needed, 1), num_slices),
             in_specs=[
                 pl.BlockSpec((config.rows, config.k), x_block),
                 pl.BlockSpec((None, config.k, config.columns), weights_block),

@@ -66,7 +66,9 @@ class ProgramSpecs:
             max_pages=-(-max_model_len // page_size),
             vocab_size=vocab_size,
             num_top_logprobs=vocab_size if top == -1 else min(top, vocab_size),
+            page_size=page_size,
             backend=config.compile.attention_backend,
+            expert_backend=config.compile.expert_backend,
         )
         kv_dtype = config.cache.kv_cache_dtype
         self.make_pool: Callable[[], Any] = partial(

@@ -50,7 +50,9 @@ class StepShape(NamedTuple):
     max_pages: int
     vocab_size: int
     num_top_logprobs: int
+    page_size: int
     backend: str
+    expert_backend: str
 
     @property
     def width(self) -> int:
@@ -86,7 +88,7 @@ def make_step(graphdef: Any, treedef: Any, layout: Layout, shape: StepShape) -> 
         )
 
         # 3. The model, and the logits of each row's last token.
-        cache = PagedKVCache(pool, metadata, shape.backend)
+        cache = PagedKVCache(pool, metadata, shape.backend, shape.expert_backend, shape.page_size)
         hidden, cache = model(Batch(ids, fields["positions"]), cache)
         logits = model.logits(hidden[jnp.maximum(cu_q_lens[1:] - 1, 0)])  # [R, V]
 

@@ -22,6 +22,7 @@ from models.layers.weight_map import LoadMap, Source
 from paxserve.errors import ConfigError
 from paxserve.loaders.checkpoint import Checkpoint
 from paxserve.loaders.filling import Filling, ShardingRule, axes_of
+from paxserve.loaders.mxfp4 import with_whole_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ def load_model(
     """
     load_map = architecture.load_map
     if not is_dummy:
+        checkpoint = with_whole_tensors(checkpoint)
         load_map = settle_prefix(load_map, checkpoint)
         config = settle_tied_head(config, load_map, checkpoint)
 
@@ -75,7 +77,8 @@ def load_model(
     if is_dummy:
         state = random_weights(abstract, seed=seed, sharding=sharding)
     else:
-        state = load_weights(abstract, load_map, checkpoint, sharding=sharding)
+        unused = config.unused_tensors()
+        state = load_weights(abstract, load_map, checkpoint, sharding=sharding, unused=unused)
     return nnx.merge(graphdef, state)
 
 
@@ -116,9 +119,16 @@ def settle_tied_head(config: Any, load_map: LoadMap, checkpoint: Checkpoint) -> 
 
 
 def load_weights(
-    abstract: nnx.State, load_map: LoadMap, checkpoint: Checkpoint, *, sharding: ShardingRule | None = None
+    abstract: nnx.State,
+    load_map: LoadMap,
+    checkpoint: Checkpoint,
+    *,
+    sharding: ShardingRule | None = None,
+    unused: tuple[str, ...] = (),
 ) -> nnx.State:
     """The state with its parameters read from the checkpoint, cast to their own type.
+
+    Tensors whose names begin with one of `unused` may be there.
 
     Raises `ConfigError` naming every tensor that is missing, unexpected, of the wrong shape or not of a float type,
     before any is read. Host memory stays at one parameter of one layer and one tensor (times two: two are in work).
@@ -130,7 +140,7 @@ def load_weights(
             filling.prefer_stored((filling.source.otherwise,), checkpoint)
         elif is_tied and filling.key == EMBEDDING:
             filling.prefer_stored(load_map[HEAD].names, checkpoint)
-    _check(plan, load_map[HEAD] if is_tied else None, checkpoint)
+    _check(plan, load_map[HEAD] if is_tied else None, checkpoint, unused)
     with ThreadPoolExecutor(max_workers=READERS) as pool:
         values = pool.map(lambda filling: filling.load(checkpoint, sharding), plan)
         return nnx.from_flat_state([(f.path, f.param.replace(v)) for f, v in zip(plan, values, strict=True)])
@@ -156,14 +166,14 @@ def _place_fill(placement: Sharding) -> Callable[..., jax.Array]:
     return jax.jit(fill, static_argnames=("shape", "dtype", "constant"), out_shardings=placement)
 
 
-def _check(plan: list[Filling], unused_head: Source | None, checkpoint: Checkpoint) -> None:
+def _check(plan: list[Filling], unused_head: Source | None, checkpoint: Checkpoint, unused: tuple[str, ...]) -> None:
     """Raise one `ConfigError` for all that does not fit between the model and the checkpoint."""
     stored = checkpoint.tensors
     wanted = dict(tensor for filling in plan for tensor in filling.tensors())
     missing = [name for name in wanted if name not in stored]
     # The head of a tied model was found equal to the token table by `settle_tied_head`.
     known = wanted.keys() | set(unused_head.names if unused_head else ())
-    unexpected = [name for name in stored if name not in known and not NOT_WEIGHTS.search(name)]
+    unexpected = [name for name in stored if not (name in known or NOT_WEIGHTS.search(name) or name.startswith(unused))]
     faults = []
     if missing:
         faults.append(f"{len(missing)} missing ({_some(missing)})")

@@ -71,7 +71,7 @@ class PagedRunner:
         @functools.partial(jax.jit, donate_argnums=1, compiler_options={"xla_backend_optimization_level": 0})
         def step(state, pool, batch, metadata):
             model = nnx.merge(graphdef, state)
-            hidden, cache = model(batch, PagedKVCache(pool, metadata, backend, expert_backend))
+            hidden, cache = model(batch, PagedKVCache(pool, metadata, backend, expert_backend, PAGE_SIZE))
             return model.logits(hidden), cache.pool
 
         self._step = step

@@ -15,24 +15,32 @@ GOLDENS = (
     "gemma2",
     "gemma3_text",
     "glm4",
+    "glm4_moe",
     "gpt2",
     "gpt_neox",
+    "gpt_oss",
     "granite",
+    "granitemoe",
     "llama",
     "llama_mha_bias",
     "llama_mqa",
     "llama_rope3_tied",
     "llama_yarn",
     "mistral_swa",
+    "mixtral",
     "nemotron",
     "olmo2",
     "olmo3",
+    "olmoe",
     "opt",
     "phi3",
     "phi_partial",
     "qwen2",
+    "qwen2_moe",
     "qwen2_swa_top",
     "qwen3",
+    "qwen3_moe",
+    "qwen3_moe_nonorm",
     "seed_oss",
     "smollm3_nope",
     "stablelm",
@@ -67,7 +75,9 @@ def test_longrope_is_settled_by_the_longest_sequence(prompts, max_model_len):
 def check_golden(name, prompts, **options):
     data = golden_data(name)
     greedy = [data[f"greedy_{i}"] for i in prompts]
-    runner = PagedRunner(load_golden(name, **options), "reference", num_rows=len(prompts), max_tokens=104)
+    runner = PagedRunner(
+        load_golden(name, **options), "reference", num_rows=len(prompts), max_tokens=104, expert_backend="cpu"
+    )
 
     logits = runner.feed([data[f"prompt_{i}"] for i in prompts])
     for i, row in zip(prompts, logits, strict=True):
@@ -77,7 +87,7 @@ def check_golden(name, prompts, **options):
         logits = runner.feed([ids[step : step + 1] for ids in greedy])
 
 
-@pytest.mark.parametrize("name", ["llama_mha_bias", "qwen2_swa_top", "smollm3_nope"])
+@pytest.mark.parametrize("name", ["llama_mha_bias", "qwen2_swa_top", "smollm3_nope", "qwen3_moe", "qwen3_moe_nonorm"])
 def test_layers_may_be_run_in_any_way(name):
     prompts = [golden_data(name)[f"prompt_{i}"] for i in range(3)]
     unrolled, *others = (

@@ -94,7 +94,7 @@ def test_bfloat16_is_summed_in_float32(backend):
 
 def test_items_are_the_pairs_that_have_rows():
     items = list_items(group_rows(jnp.array([3, 0, 6, 1])), num_tiles=3, tile=4)
-    count = int(items.count)
+    count = int(items.num_needed)
     pairs = list(zip(items.groups[:count].tolist(), items.tiles[:count].tolist(), strict=True))
     assert pairs == [(0, 0), (2, 0), (2, 1), (2, 2), (3, 2)]
 

@@ -19,6 +19,8 @@ GOLDENS = (
     "qwen3",
     "smollm3_nope",
 )
+IN_CHUNKS = ("qwen3_moe_nonorm",)
+WITH_EXPERTS = ("glm4_moe", "gpt_oss", "granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "qwen3_moe_nonorm")
 PAGE_SIZES = (1, 4, 16)
 BUDGETS = (8, 32, 256)
 TOLERANCE = 1e-3
@@ -84,14 +86,32 @@ def test_golden_with_preemption(name, caching):
         assert results[str(i), 0].token_ids == data[f"greedy_{source}"].tolist()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", sorted({p.parent.name for p in GOLDENS_FOLDER.glob("*/golden.npz")} - {*GOLDENS, "phi3_longrope"})
-)
-def test_golden_of_every_other_family(name):
+def check_in_chunks(name: str) -> None:
     """In chunks of 8 tokens, together, with prefix caching."""
     core = make_core(name, max_num_batched_tokens=8, compile_sizes=[8])
     check_golden(core, name, together=True)
+
+
+@pytest.mark.parametrize("name", IN_CHUNKS)
+def test_golden_in_chunks(name):
+    check_in_chunks(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    sorted({p.parent.name for p in GOLDENS_FOLDER.glob("*/golden.npz")} - {*GOLDENS, *IN_CHUNKS, "phi3_longrope"}),
+)
+def test_golden_of_every_other_family(name):
+    check_in_chunks(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_experts_whole_and_alone(name):
+    core = make_core(name, max_num_batched_tokens=256)
+    check_golden(core, name, together=True)
+    check_golden(core, name, together=False)
 
 
 @pytest.mark.slow
