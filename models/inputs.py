@@ -31,6 +31,8 @@ class CacheSpec:
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    page_divides: int | None = None
+    """A number of tokens that must be a whole number of pages."""
 
 
 @jax.tree_util.register_dataclass

@@ -226,6 +226,11 @@ def _max_model_len(wanted: int | None, trained: int) -> int:
 
 def _num_pages(config: EngineConfig, platform: Any, spec: Any, max_model_len: int) -> int:
     cache = config.cache
+    if spec.page_divides is not None and spec.page_divides % cache.block_size:
+        raise ConfigError(
+            f"block_size={cache.block_size} is not supported: this model attends in chunks of {spec.page_divides} "
+            "tokens, which must be a whole number of pages."
+        )
     if cache.num_gpu_blocks_override is not None:
         return cache.num_gpu_blocks_override
     dtype = config.model.dtype if cache.kv_cache_dtype == "auto" else cache.kv_cache_dtype

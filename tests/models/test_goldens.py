@@ -22,6 +22,7 @@ GOLDENS = (
     "granite",
     "granitemoe",
     "llama",
+    "llama4_text",
     "llama_mha_bias",
     "llama_mqa",
     "llama_rope3_tied",

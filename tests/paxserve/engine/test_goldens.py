@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from paxserve.errors import ConfigError
 from tests.engine_driver import GOLDENS as GOLDENS_FOLDER
 from tests.engine_driver import golden_data, log_softmax, make_core, request, run
 
@@ -19,8 +20,18 @@ GOLDENS = (
     "qwen3",
     "smollm3_nope",
 )
-IN_CHUNKS = ("qwen3_moe_nonorm",)
-WITH_EXPERTS = ("glm4_moe", "gpt_oss", "granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "qwen3_moe_nonorm")
+IN_CHUNKS = ("llama4_text", "qwen3_moe_nonorm")
+WITH_EXPERTS = (
+    "glm4_moe",
+    "gpt_oss",
+    "granitemoe",
+    "llama4_text",
+    "mixtral",
+    "olmoe",
+    "qwen2_moe",
+    "qwen3_moe",
+    "qwen3_moe_nonorm",
+)
 PAGE_SIZES = (1, 4, 16)
 BUDGETS = (8, 32, 256)
 TOLERANCE = 1e-3
@@ -104,6 +115,11 @@ def test_golden_in_chunks(name):
 )
 def test_golden_of_every_other_family(name):
     check_in_chunks(name)
+
+
+def test_pages_that_chunks_cannot_be_made_of_are_refused():
+    with pytest.raises(ConfigError, match="block_size=24 is not supported: this model attends in chunks of 32 tokens"):
+        make_core("llama4_text", block_size=24)
 
 
 @pytest.mark.slow
