@@ -4,14 +4,19 @@
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int32
 
-from pallas_kernels.ragged_paged_attention import ragged_paged_attention
+from pallas_kernels.ragged_paged_attention import kv_head_axis, ragged_paged_attention
 from pallas_kernels.ragged_paged_attention.metadata import AttentionMetadata
+from sharding.mesh import TENSOR
+from sharding.rules import partition_spec, pool_sharding
 
 
 @jax.tree_util.register_dataclass
@@ -48,6 +53,8 @@ class PagedKVCache:
     """How the products of mixture-of-experts layers are computed: see `pallas_kernels.grouped_matmul`."""
     page_size: int = dataclasses.field(default=1, metadata={"static": True})
     """Tokens of a page."""
+    mesh: Mesh | None = dataclasses.field(default=None, metadata={"static": True})
+    """The devices whose tensor axis the pool's kv heads are spread over."""
 
     def attend(
         self,
@@ -65,8 +72,31 @@ class PagedKVCache:
 
         `window` W lets a query at position p see positions (p - W, p]; None or 0 is no window.
         """
-        out, pool = ragged_paged_attention(
-            q, k, v, self.pool, layer, self.metadata,
-            scale=scale, window=window, softcap=softcap, sinks=sinks, backend=self.backend,
-        )  # fmt: skip
+        # A constant window stays one: kernels leave out what it makes needless.
+        constant = window if window is None or isinstance(window, int) else None
+        traced = None if window is constant else window
+
+        def attention(*arrays: Any) -> Any:
+            q, k, v, pool, layer, metadata, sinks, traced = arrays
+            own = constant if traced is None else traced
+            return ragged_paged_attention(
+                q, k, v, pool, layer, metadata,
+                scale=scale, window=own, softcap=softcap, sinks=sinks, backend=self.backend,
+            )  # fmt: skip
+
+        if self.mesh is not None and self.mesh.shape[TENSOR] > 1:
+            attention = self._on_each_shard(attention, self.mesh)
+        out, pool = attention(q, k, v, self.pool, jnp.asarray(layer, jnp.int32), self.metadata, sinks, traced)
         return out, dataclasses.replace(self, pool=pool)
+
+    def _on_each_shard(self, attention: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+        """The same attention, each device with its own kv heads and their query heads: kernels know of no mesh."""
+        heads, sinks, everywhere = partition_spec((None, "heads")), partition_spec(("heads",)), PartitionSpec()
+        pool = pool_sharding(mesh, kv_head_axis(self.backend)).spec
+        return jax.shard_map(
+            attention,
+            mesh=mesh,
+            in_specs=(heads, heads, heads, pool, everywhere, everywhere, sinks, everywhere),
+            out_specs=(heads, pool),
+            check_vma=False,
+        )

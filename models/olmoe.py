@@ -8,9 +8,9 @@ from models.layers.causal_lm import CausalLM
 from models.layers.config import DecoderConfig, refuse
 from models.layers.decoder import DecoderLayer
 from models.layers.dense_layer import dense_layer
+from models.layers.head_norms import norms_of_all_heads
 from models.layers.initializer import Initializer
 from models.layers.moe import Experts, Gated, Router, SparseMLP
-from models.layers.norm import FlatRMSNorm
 from models.layers.weight_map import EXPERTS_LOAD_MAP, LLAMA_LOAD_MAP, QK_NORM_LOAD_MAP
 
 load_map = LLAMA_LOAD_MAP | QK_NORM_LOAD_MAP | EXPERTS_LOAD_MAP
@@ -47,6 +47,5 @@ class Model(CausalLM[Config]):
             mlp=SparseMLP(router=router, experts=experts),
             bias=c.attention_bias,
             out_bias=c.attention_bias,
-            q_norm=FlatRMSNorm(init, c.num_attention_heads * c.head_dim, eps=c.rms_norm_eps),
-            k_norm=FlatRMSNorm(init, c.num_key_value_heads * c.head_dim, eps=c.rms_norm_eps),
+            **norms_of_all_heads(init, c, eps=c.rms_norm_eps),
         )

@@ -7,10 +7,10 @@ from typing import Any
 
 from models.layers.decoder import Layer
 from models.layers.dense_layer import dense_attention, dense_layer
+from models.layers.head_norms import norms_of_each_head
 from models.layers.initializer import Initializer
 from models.layers.layer_norm_lm import LayerNormConfig, LayerNormLM
 from models.layers.mlp import GatedMLP
-from models.layers.norm import LayerNorm
 from models.layers.parallel_layer import ParallelLayer
 from models.layers.weight_map import LLAMA_LOAD_MAP, bias_lines, stored
 
@@ -42,10 +42,7 @@ class Model(LayerNormLM[Config]):
     def make_layer(self, init: Initializer, index: int) -> Layer:
         """One layer; all are alike."""
         c = self.config
-        norms = {}
-        if c.qk_layernorm:
-            for name, num_heads in (("q_norm", c.num_attention_heads), ("k_norm", c.num_key_value_heads)):
-                norms[name] = LayerNorm(init, (num_heads, c.head_dim), eps=c.layer_norm_eps, bias=False)
+        norms = norms_of_each_head(init, c, eps=c.layer_norm_eps) if c.qk_layernorm else {}
         if not c.use_parallel_residual:
             return dense_layer(init, c, norm=partial(self.make_norm, init), bias=c.use_qkv_bias, **norms)
         return ParallelLayer(

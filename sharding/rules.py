@@ -40,8 +40,13 @@ def partition_spec(axes: LogicalAxes) -> PartitionSpec:
 
 
 def weight_sharding(mesh: Mesh, axes: LogicalAxes) -> NamedSharding:
-    """The sharding of a weight, or of a KV pool, whose axes have these logical names."""
+    """The sharding of a weight whose axes have these logical names."""
     return NamedSharding(mesh, partition_spec(axes))
+
+
+def pool_sharding(mesh: Mesh, kv_head_axis: int) -> NamedSharding:
+    """The sharding of every array of a KV pool that has its kv heads on that axis."""
+    return weight_sharding(mesh, (*[None] * kv_head_axis, "kv_heads"))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

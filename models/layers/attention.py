@@ -6,6 +6,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int32
 
 from models.inputs import PagedKVCache
+from models.layers.head_layout import HeadLayout
 from models.layers.initializer import Initializer
 from models.layers.linear import Linear, keep_apart
 from models.layers.rope import RopeTable, apply_rope
@@ -17,7 +18,8 @@ class Attention(nnx.Module):
     """Grouped-query attention with q, k and v in one matrix.
 
     The matrix has the columns of one kv head after another: its G query heads, its key head, its value head. One
-    product is faster than three at one row, and any even split of the columns keeps groups together.
+    product is faster than three at one row, and any even split of the columns keeps groups together. Heads that do not
+    divide among the tensor shards are copied and padded (see `HeadLayout`): the numbers here are those then.
     """
 
     def __init__(
@@ -37,15 +39,18 @@ class Attention(nnx.Module):
         interleaved_rope: bool = False,
         sinks: bool = False,
     ) -> None:
-        parts = (num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim)
-        self.qkv = Linear(init, size, sum(parts), ("embed", "kv_heads"), bias=bias, parts=parts, groups=num_kv_heads)
-        self.out = Linear(init, num_heads * head_dim, size, ("heads", "embed"), bias=out_bias)
-        self.sinks = init.param((num_heads,), ("heads",), constant=0.0) if sinks else None
+        heads = HeadLayout(num_heads, num_kv_heads, init.tensor_shards)
+        columns = heads.qkv_layout(head_dim)
+        self.qkv = Linear(init, size, columns.size, ("embed", "kv_heads"), bias=bias, out_layout=columns)
+        rows = heads.heads_layout(head_dim)
+        self.out = Linear(init, num_heads * head_dim, size, ("heads", "embed"), bias=out_bias, in_layout=rows)
+        layouts = (heads.heads_layout(),)
+        self.sinks = init.param((num_heads,), ("heads",), constant=0.0, layouts=layouts) if sinks else None
         """A logit for each query head that joins the softmax's denominator only."""
         self.q_norm = q_norm
         self.k_norm = k_norm
-        self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads
+        self.num_heads = heads.num_spread_heads
+        self.num_kv_heads = heads.num_spread_kv_heads
         self.head_dim = head_dim
         self.scale = head_dim**-0.5 if scale is None else scale
         self.softcap = softcap

@@ -11,6 +11,7 @@ from models.inputs import Batch, CacheSpec, PagedKVCache
 from models.layers.config import DecoderConfig
 from models.layers.decoder import Layer, LayerExecution, arrange_layers, run_layers
 from models.layers.embedding import Embedding, Head
+from models.layers.head_layout import HeadLayout
 from models.layers.initializer import Initializer
 from models.layers.norm import RMSNorm
 from models.layers.rope import rope_table
@@ -32,13 +33,16 @@ class CausalLM(nnx.Module, Generic[ConfigT]):
         layer_execution: LayerExecution = "unrolled",
         rngs: nnx.Rngs,
         max_model_len: int | None = None,
+        tensor_shards: int = 1,
     ) -> None:
         """Parameters with random values; under `nnx.eval_shape`, shapes only.
 
-        `max_model_len` settles rotary schemes that depend on the length of sequences.
+        `max_model_len` settles rotary schemes that depend on the length of sequences. With `tensor_shards`, heads,
+        vocabulary and feed-forward sizes are padded to divide among so many devices.
         """
-        init = Initializer(dtype, rngs)
+        init = Initializer(dtype, rngs, tensor_shards)
         self.config = config
+        self.tensor_shards = tensor_shards
         self.max_model_len = max_model_len
         self.embedding = Embedding(init, config.vocab_size, config.hidden_size)
         self.positions = self.make_positions(init)
@@ -67,11 +71,9 @@ class CausalLM(nnx.Module, Generic[ConfigT]):
     @property
     def cache_spec(self) -> CacheSpec:
         """What the layers cache for each token."""
-        return CacheSpec(
-            num_layers=self.config.num_hidden_layers,
-            num_kv_heads=self.config.num_key_value_heads,
-            head_dim=self.config.head_dim,
-        )
+        c = self.config
+        heads = HeadLayout(c.num_attention_heads, c.num_key_value_heads, self.tensor_shards)
+        return CacheSpec(num_layers=c.num_hidden_layers, num_kv_heads=heads.num_spread_kv_heads, head_dim=c.head_dim)
 
     def embed(self, batch: Batch) -> Float[Array, "T D"]:
         """What enters the first layer."""
@@ -91,7 +93,7 @@ class CausalLM(nnx.Module, Generic[ConfigT]):
         return self.norm(x), cache
 
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
-        """Float32 logits of the rows whose next token is wanted."""
+        """Float32 logits of the rows whose next token is wanted; those beyond `config.vocab_size` are padding."""
         logits = self.embedding.attend(hidden) if self.head is None else self.head(hidden)
         if self.config.logit_scale != 1.0:
             logits = logits * self.config.logit_scale

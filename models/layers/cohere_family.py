@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from models.layers.causal_lm import CausalLM
 from models.layers.config import DecoderConfig
 from models.layers.dense_layer import dense_attention
+from models.layers.head_norms import norms_of_each_head
 from models.layers.initializer import Initializer
 from models.layers.mlp import GatedMLP
 from models.layers.norm import LayerNorm
@@ -42,10 +43,7 @@ class CohereLM(CausalLM[CohereConfigT]):
     def make_layer(self, init: Initializer, index: int) -> ParallelLayer:
         """One layer; attention and MLP share a norm."""
         c = self.config
-        norms = {}
-        if c.use_qk_norm:
-            for name, num_heads in (("q_norm", c.num_attention_heads), ("k_norm", c.num_key_value_heads)):
-                norms[name] = LayerNorm(init, (num_heads, c.head_dim), eps=c.layer_norm_eps, bias=False)
+        norms = norms_of_each_head(init, c, eps=c.layer_norm_eps) if c.use_qk_norm else {}
         bias = c.attention_bias
         return ParallelLayer(
             attention_norm=self.make_norm(init, c.hidden_size),

@@ -1,5 +1,6 @@
-"""How parameters come into being: shape, type, logical axes, and how checkpoints split them up."""
+"""How parameters come into being: shape, type, logical axes, and how a checkpoint has them."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from models.layers.axis_layout import AxisLayout, padded
+
 RANDOM_SCALE = 0.02
+
+PADDED_AXES = ("vocab", "mlp")
+"""Axes that are filled up with zeros where they do not divide among the tensor shards: zeros there add nothing."""
 
 
 # Compiled, so that the parameters of alike layers trace once: a model of thirty layers has hundreds.
@@ -26,8 +32,9 @@ def fill(
 class Initializer:
     """Makes the parameters of one model, all of one type; run it under `nnx.eval_shape` to take no memory."""
 
-    def __init__(self, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+    def __init__(self, dtype: DTypeLike, rngs: nnx.Rngs, tensor_shards: int = 1) -> None:
         self.dtype = jnp.dtype(dtype)
+        self.tensor_shards = tensor_shards
         self._key = rngs.params()
         self._num_made = 0
 
@@ -37,18 +44,24 @@ class Initializer:
         axes: tuple[str | None, ...],
         *,
         constant: float | None = None,
-        parts: tuple[int, ...] = (),
-        groups: int = 1,
+        layouts: Sequence[AxisLayout | None] = (),
         dtype: DTypeLike | None = None,
     ) -> nnx.Param:
-        """A parameter with a logical name for each axis, of the model's type or, where that is too coarse, of its own.
+        """A parameter of a shape, as the checkpoint has it, with a logical name for each axis.
 
-        `parts` are the sizes of the checkpoint tensors that share its last axis; there, each part is cut into
-        `groups` pieces and the pieces are dealt out in turn: first piece of each part, second piece of each part …
+        It is of the model's type or, where that is too coarse, of its own.
+
+        `layouts` has an entry for each axis, None where the axis is the checkpoint's own but for padding.
         """
+        given = layouts or (None,) * len(shape)
+        settled = tuple(
+            padded(size, self.tensor_shards) if layout is None and name in PADDED_AXES else layout
+            for size, name, layout in zip(shape, axes, given, strict=True)
+        )
+        shape = tuple(layout.size if layout else size for size, layout in zip(shape, settled, strict=True))
         metadata: dict[str, Any] = {"out_sharding": axes, "eager_sharding": False, "constant": constant}
-        if parts:
-            metadata |= {"parts": parts, "groups": groups}
+        if any(settled):
+            metadata["layouts"] = settled
         value = fill(self._key, self._num_made, shape=shape, dtype=jnp.dtype(dtype or self.dtype), constant=constant)
         self._num_made += 1
         return nnx.Param(value, **metadata)

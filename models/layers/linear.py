@@ -5,6 +5,7 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float
 
+from models.layers.axis_layout import AxisLayout
 from models.layers.choice import use_weight
 from models.layers.initializer import Initializer
 
@@ -23,11 +24,11 @@ class Linear(nnx.Module):
         axes: tuple[str | None, str | None],
         *,
         bias: bool = False,
-        parts: tuple[int, ...] = (),
-        groups: int = 1,
+        in_layout: AxisLayout | None = None,
+        out_layout: AxisLayout | None = None,
     ) -> None:
-        self.weight = init.param((in_size, out_size), axes, parts=parts, groups=groups)
-        self.bias = init.param((out_size,), axes[1:], constant=0.0, parts=parts, groups=groups) if bias else None
+        self.weight = init.param((in_size, out_size), axes, layouts=(in_layout, out_layout))
+        self.bias = init.param((out_size,), axes[1:], constant=0.0, layouts=(out_layout,)) if bias else None
 
     def __call__(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
         """The product, in the type of `x`."""

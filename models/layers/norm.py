@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from models.layers.axis_layout import AxisLayout
 from models.layers.initializer import Initializer
 
 
@@ -27,27 +28,30 @@ class RMSNorm(nnx.Module):
         return (wide * (_along_last(self.weight.get_value(), x.ndim) + self.offset)).astype(x.dtype)
 
 
-class FlatRMSNorm(RMSNorm):
-    """An RMSNorm over all heads of a token together."""
+class FlatRMSNorm(nnx.Module):
+    """An RMSNorm over all heads of a token together: `size` numbers; `x` may have copies of all, and zeros besides."""
+
+    def __init__(
+        self, init: Initializer, size: int, *, eps: float, axis: str, layout: AxisLayout | None, copies: int = 1
+    ) -> None:
+        self.weight = init.param((size,), (axis,), constant=1.0, layouts=(layout,))
+        self.count = size * copies
+        self.eps = eps
 
     def __call__(self, x: Float[Array, "T N H"]) -> Float[Array, "T N H"]:
         """The normalised `x`, in its type."""
-        return super().__call__(x.reshape(x.shape[0], -1)).reshape(x.shape)
+        wide = x.astype(jnp.float32)
+        squares = jnp.sum(wide * wide, axis=(1, 2), keepdims=True) / self.count
+        weight = self.weight.get_value().astype(jnp.float32).reshape(1, *x.shape[1:])
+        return (wide * jax.lax.rsqrt(squares + self.eps) * weight).astype(x.dtype)
 
 
 class LayerNorm(nnx.Module):
-    """`(x - mean(x)) / std(x) * (weight + offset) + bias`, over the last axis.
+    """`(x - mean(x)) / std(x) * (weight + offset) + bias`, over the last axis."""
 
-    A `shape` of two axes gives every head weights of its own.
-    """
-
-    def __init__(
-        self, init: Initializer, shape: int | tuple[int, ...], *, eps: float, bias: bool = True, offset: float = 0.0
-    ) -> None:
-        shape = (shape,) if isinstance(shape, int) else shape
-        axes = (None,) * len(shape)
-        self.weight = init.param(shape, axes, constant=1.0 - offset)
-        self.bias = init.param(shape, axes, constant=0.0) if bias else None
+    def __init__(self, init: Initializer, size: int, *, eps: float, bias: bool = True, offset: float = 0.0) -> None:
+        self.weight = init.param((size,), (None,), constant=1.0 - offset)
+        self.bias = init.param((size,), (None,), constant=0.0) if bias else None
         self.eps = eps
         self.offset = offset
 
@@ -60,3 +64,15 @@ class LayerNorm(nnx.Module):
         if self.bias is not None:
             wide = wide + _along_last(self.bias.get_value(), x.ndim)
         return wide.astype(x.dtype)
+
+
+class HeadLayerNorm(LayerNorm):
+    """A LayerNorm without bias over the channels of each of `num_heads` heads, with weights of its own for each."""
+
+    def __init__(
+        self, init: Initializer, num_heads: int, head_dim: int, *, eps: float, axis: str, layout: AxisLayout | None
+    ) -> None:
+        self.weight = init.param((num_heads, head_dim), (axis, None), constant=1.0, layouts=(layout, None))
+        self.bias = None
+        self.eps = eps
+        self.offset = 0.0

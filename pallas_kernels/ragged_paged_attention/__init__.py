@@ -25,6 +25,7 @@ __all__ = [
     "copy_pages",
     "export_pages",
     "import_pages",
+    "kv_head_axis",
     "make_pool",
     "pool_bytes_per_page",
     "ragged_paged_attention",
@@ -62,6 +63,14 @@ def make_pool(
         if size < 1:
             raise ValueError(f"{name} must be at least 1, got {size}.")
     return _backend(backend).make_pool(**sizes, dtype=dtype)
+
+
+def kv_head_axis(backend: str) -> int:
+    """The axis of every array of a pool that has the kv heads, and may be split evenly among devices.
+
+    A device's part is a pool of its own, with fewer heads: attention must run on each part alone (`shard_map`).
+    """
+    return _backend(backend).KV_HEAD_AXIS
 
 
 def pool_bytes_per_page(

@@ -13,6 +13,8 @@ from pallas_kernels.ragged_paged_attention.quantisation import QuantisedPool, is
 PAGE_FIRST = (1, 0, 3, 2, 4, 5)
 """Axes of a pool in the order of `PageContent`, and back."""
 
+KV_HEAD_AXIS = 4
+
 
 def make_pool(
     *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: Any

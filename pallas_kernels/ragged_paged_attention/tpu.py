@@ -17,6 +17,8 @@ from pallas_kernels.ragged_paged_attention.quantisation import QuantisedPool, is
 from pallas_kernels.ragged_paged_attention.tpu_softmax import Logits
 from pallas_kernels.ragged_paged_attention.tpu_tuning import LANES, Chip, Config, PageLayout, Shape, round_up
 
+KV_HEAD_AXIS = 2
+
 
 def make_pool(
     *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: Any

@@ -30,6 +30,8 @@ PAGE_FIRST = (1, 0, 2, 4, 3, 5)
 TOKENWISE = 8
 """Batches of up to so many tokens run each token as a row of its own: the prefill loop stays out of the program."""
 
+KV_HEAD_AXIS = 2
+
 
 def make_pool(
     *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: Any

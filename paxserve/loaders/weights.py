@@ -56,11 +56,13 @@ def load_model(
     max_model_len: int | None = None,
     is_dummy: bool = False,
     seed: int = 0,
+    tensor_shards: int = 1,
     sharding: ShardingRule | None = None,
 ) -> nnx.Module:
-    """The model of `architecture` (a module from `models.find_architecture`) with its weights on the device.
+    """The model of `architecture` (a module from `models.find_architecture`) with its weights on their devices.
 
-    With `is_dummy` they are random numbers made there, and the checkpoint's tensors are not looked at.
+    With `is_dummy` they are random numbers made there, and the checkpoint's tensors are not looked at. `sharding` says
+    where an array with certain logical axes goes; it may split "tensor" axes into `tensor_shards`.
     """
     load_map = architecture.load_map
     if not is_dummy:
@@ -70,8 +72,9 @@ def load_model(
 
     def build() -> nnx.Module:
         return architecture.Model(
-            config, dtype=dtype, layer_execution=layer_execution, max_model_len=max_model_len, rngs=nnx.Rngs(0)
-        )
+            config, dtype=dtype, layer_execution=layer_execution, max_model_len=max_model_len,
+            tensor_shards=tensor_shards, rngs=nnx.Rngs(0),
+        )  # fmt: skip
 
     graphdef, abstract = nnx.split(nnx.eval_shape(build))
     if is_dummy:
@@ -131,7 +134,8 @@ def load_weights(
     Tensors whose names begin with one of `unused` may be there.
 
     Raises `ConfigError` naming every tensor that is missing, unexpected, of the wrong shape or not of a float type,
-    before any is read. Host memory stays at one parameter of one layer and one tensor (times two: two are in work).
+    before any is read. Host memory stays at one device's shard of one layer's parameter and the tensors that it is made
+    of (times two: two are in work); tensors of safetensors files are mapped, not read whole.
     """
     plan = [Filling(path, param, load_map) for path, param in nnx.to_flat_state(abstract)]
     is_tied = not any(filling.key == HEAD for filling in plan)

@@ -8,13 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from models import find_architecture
 from models.inputs import Batch, PagedKVCache
-from pallas_kernels.ragged_paged_attention import AttentionMetadata, make_pool
+from pallas_kernels.ragged_paged_attention import AttentionMetadata, kv_head_axis, make_pool
 from paxserve.config import ModelConfig
 from paxserve.loaders.checkpoint import open_checkpoint
 from paxserve.loaders.weights import load_model
+from sharding.rules import pool_sharding
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 PAGE_SIZE = 4
@@ -49,6 +51,7 @@ class PagedRunner:
         max_tokens: int,
         batch_tokens: int = 144,
         expert_backend: str = "reference",
+        mesh: Mesh | None = None,
     ) -> None:
         self.batch_tokens = batch_tokens
         graphdef, self.state = nnx.split(model)
@@ -63,6 +66,8 @@ class PagedRunner:
             head_dim=spec.head_dim,
             dtype=jnp.float32,
         )
+        if mesh is not None:
+            self.pool = jax.device_put(self.pool, pool_sharding(mesh, kv_head_axis(backend)))
         # Pages of different rows alternate, backwards, so that no row owns a contiguous stretch.
         self.page_table = np.arange(num_rows * width, dtype=np.int32)[::-1].reshape(width, num_rows).T
         self.lengths = np.zeros(num_rows, np.int32)
@@ -71,8 +76,9 @@ class PagedRunner:
         @functools.partial(jax.jit, donate_argnums=1, compiler_options={"xla_backend_optimization_level": 0})
         def step(state, pool, batch, metadata):
             model = nnx.merge(graphdef, state)
-            hidden, cache = model(batch, PagedKVCache(pool, metadata, backend, expert_backend, PAGE_SIZE))
-            return model.logits(hidden), cache.pool
+            cache = PagedKVCache(pool, metadata, backend, expert_backend, PAGE_SIZE, mesh)
+            hidden, cache = model(batch, cache)
+            return model.logits(hidden)[:, : model.config.vocab_size], cache.pool
 
         self._step = step
 

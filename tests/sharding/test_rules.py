@@ -1,11 +1,16 @@
+import json
+from pathlib import Path
+
 import jax
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
+from models import find_architecture
 from sharding.mesh import make_mesh
 from sharding.rules import partition_spec, replicated, weight_sharding
-from tests.models.paged_runner import load_golden
+
+CONFIGS = Path(__file__).parents[1] / "models" / "configs"
 
 
 @pytest.mark.parametrize(
@@ -36,7 +41,11 @@ def test_shardings():
     assert len(replicated(mesh).device_set) == 2
 
 
-@pytest.mark.parametrize("golden", ["llama", "phi_partial", "stablelm", "gpt2"])
-def test_every_axis_of_a_model_has_a_rule(golden):
-    for _, param in nnx.to_flat_state(nnx.state(load_golden(golden, is_dummy=True))):
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
+def test_every_axis_of_every_model_has_a_rule(path):
+    hf_config = json.loads(path.read_text())
+    architecture = find_architecture(hf_config)
+    config = architecture.Config.from_hf(hf_config)
+    model = nnx.eval_shape(lambda: architecture.Model(config, layer_execution="scanned", rngs=nnx.Rngs(0)))
+    for _, param in nnx.to_flat_state(nnx.state(model)):
         assert len(partition_spec(param.get_metadata("out_sharding"))) == param.get_value().ndim

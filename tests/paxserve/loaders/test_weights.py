@@ -1,5 +1,6 @@
 import dataclasses
 import logging
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,8 @@ from models.layers.weight_map import stored, transposed
 from paxserve.errors import ConfigError
 from paxserve.loaders.tensor_spec import TensorSpec
 from paxserve.loaders.weights import choose_architecture, load_model
+from sharding.mesh import make_mesh
+from sharding.rules import weight_sharding
 from tests.paxserve.loaders.tiny_checkpoints import (
     FFN,
     HEAD_DIM,
@@ -221,6 +224,43 @@ def test_weights_go_where_the_rule_says(options):
     assert {leaf.device for leaf in jax.tree.leaves(nnx.state(model))} == {device}
     stacked = ("layers",) if options.get("layer_execution") == "scanned" else ()
     assert {("vocab", "embed"), (*stacked, "embed", "kv_heads"), (*stacked, "mlp", "embed")} <= seen
+
+
+@pytest.mark.parametrize("execution", ["unrolled", "scanned"])
+@pytest.mark.parametrize("tensor", [2, 3, 8])
+def test_shards_are_parts_of_the_whole(tensor, execution):
+    """Heads, vocabulary and columns are padded for 3, kv heads copied for 8; no tensor is read twice for its shards."""
+    mesh = make_mesh(jax.devices(), tensor=tensor)
+    options = {"layer_execution": execution, "tensor_shards": tensor}
+    checkpoint = MemoryCheckpoint(llama_tensors())
+    spread = load_model(
+        llama, CONFIG, checkpoint, dtype=jnp.float32, sharding=partial(weight_sharding, mesh), **options
+    )
+    whole = load(llama_tensors(), **options)
+    for (path, there), (_, here) in zip(
+        *(nnx.to_flat_state(nnx.state(model)) for model in (spread, whole)), strict=True
+    ):
+        assert there.get_value().sharding == weight_sharding(mesh, there.get_metadata("out_sharding")), path
+        np.testing.assert_array_equal(there.get_value(), here.get_value())
+    assert sorted(checkpoint.reads) == sorted(llama_tensors())
+    out = spread.layers[0].attention.out.weight.get_value()
+    assert out.addressable_shards[0].data.size == out.size // tensor
+
+
+def test_the_host_holds_no_more_than_a_shard(monkeypatch):
+    sizes = []
+    device_put = jax.device_put
+
+    def record(array, *args):
+        sizes.append(array.size)
+        return device_put(array, *args)
+
+    monkeypatch.setattr(jax, "device_put", record)
+    mesh = make_mesh(jax.devices(), tensor=4)
+    model = load(llama_tensors(), tensor_shards=4, sharding=partial(weight_sharding, mesh))
+    leaves = jax.tree.leaves(nnx.state(model))
+    assert max(sizes) == max(leaf.addressable_shards[0].data.size for leaf in leaves)
+    assert max(sizes) == max(leaf.size for leaf in leaves) // 4
 
 
 def test_checkpoint_without_the_models_prefix():
