@@ -163,6 +163,13 @@ def server_config(arguments: argparse.Namespace) -> ServerConfig:
     return ServerConfig(**given)
 
 
+def scheduler_config(arguments: argparse.Namespace, **defaults: Any) -> config.SchedulerConfig:
+    """The scheduler's configuration from parsed flags. Raises `ConfigError` for a value out of range."""
+    given = defaults | _given(arguments, [config.SchedulerConfig])
+    config.check_types(config.SchedulerConfig, given)
+    return config.SchedulerConfig(**given)
+
+
 def _given(arguments: argparse.Namespace, kinds: Sequence[type]) -> dict[str, Any]:
     names = {f.name for kind in kinds for f in dataclasses.fields(kind)}
     return {name: value for name, value in vars(arguments).items() if name in names}
