@@ -5,6 +5,7 @@ parameters) lives on the device in a table with a row a slot; only changes to it
 a flat index and a value, floats as their bits.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,33 +103,36 @@ class SlotTable:
         self.num_slots = num_slots
         self.max_pages = max_pages
         self.width = max_pages + len(PARAM_COLUMNS)
-        self._owner: list[tuple[Request, int] | None] = [None] * num_slots
+        self._owner: list[Request | None] = [None] * num_slots
+        self._num_preemptions = [0] * num_slots
         self._num_pages = [0] * num_slots
         self._num_page_changes = [0] * num_slots
 
-    def changes(self, request: Request) -> tuple[list[int], list[int], bool]:
-        """Flat indices and values to write for this request, and whether it is new to its slot."""
-        slot, pages = request.slot, request.pages
-        owner = (request, request.num_preemptions)
-        base = slot * self.width
-        is_new = self._owner[slot] != owner
+    def changes(self, rows: Iterable[ScheduledRow]) -> tuple[list[int], list[int], list[Request]]:
+        """Flat indices and values to write for the requests of these rows, and those that are new to their slots."""
         indices: list[int] = []
         values: list[int] = []
-        if is_new:
-            self._owner[slot] = owner
-            self._num_pages[slot] = 0
-            first = base + self.max_pages
-            indices += range(first, first + len(PARAM_COLUMNS))
-            values += param_columns(request)
-        if self._num_page_changes[slot] != request.num_page_changes:
-            self._num_page_changes[slot] = request.num_page_changes
-            self._num_pages[slot] = 0
-        known = self._num_pages[slot]
-        if known < len(pages):
-            indices += range(base + known, base + len(pages))
-            values += pages[known:]
-            self._num_pages[slot] = len(pages)
-        return indices, values, is_new
+        newcomers: list[Request] = []
+        owners, lives, sizes = self._owner, self._num_preemptions, self._num_pages
+        for row in rows:
+            request = row.request
+            slot, pages = request.slot, request.pages
+            if owners[slot] is not request or lives[slot] != request.num_preemptions:
+                newcomers.append(request)
+                owners[slot], lives[slot], sizes[slot] = request, request.num_preemptions, 0
+                first = slot * self.width + self.max_pages
+                indices += range(first, first + len(PARAM_COLUMNS))
+                values += param_columns(request)
+            if self._num_page_changes[slot] != request.num_page_changes:
+                self._num_page_changes[slot] = request.num_page_changes
+                sizes[slot] = 0
+            known = sizes[slot]
+            if known < len(pages):
+                base = slot * self.width
+                indices += range(base + known, base + len(pages))
+                values += pages[known:]
+                sizes[slot] = len(pages)
+        return indices, values, newcomers
 
 
 def _tokens_of(row: ScheduledRow) -> list[int]:
@@ -162,7 +166,10 @@ def pack(
     view["num_decode_rows"][0] = num_tokens.count(1)
     tokens: list[int] = []
     for row in rows:
-        tokens += _tokens_of(row)
+        if row.num_tokens == 1 and row.start >= len(row.request.token_ids):
+            tokens.append(-1 - row.request.slot)
+        else:
+            tokens += _tokens_of(row)
     view["token_ids"][:total] = tokens
     view["positions"][:total] = np.repeat(starts - (ends - num_tokens), num_tokens) + np.arange(total)
     view["delta_indices"][:] = table_size

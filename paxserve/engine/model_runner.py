@@ -122,14 +122,10 @@ class ModelRunner:
 
     def _table_changes(self, step: ScheduledStep, layout: Layout) -> tuple[list[int], list[int]]:
         """Changes small enough to travel with the step; what is more goes ahead of it."""
-        indices: list[int] = []
-        values: list[int] = []
-        for row in step.rows:
-            new_indices, new_values, is_new = self._slots.changes(row.request)
-            indices += new_indices
-            values += new_values
-            if is_new and row.request.params.has_penalties:
-                self._set_counts(row.request)
+        indices, values, newcomers = self._slots.changes(step.rows)
+        for request in newcomers:
+            if request.params.has_penalties:
+                self._set_counts(request)
         while len(indices) > layout.num_deltas:
             self._send_changes(indices[:NUM_UPDATES], values[:NUM_UPDATES])
             indices, values = indices[NUM_UPDATES:], values[NUM_UPDATES:]

@@ -38,6 +38,10 @@ class Request:
         self.token_ids: list[int] = list(source.prompt_token_ids)
         self.stop_token_ids = source.params.all_stop_token_ids
         self.max_tokens = source.params.max_tokens
+        self.most_tokens = 0
+        """Tokens of prompt and output at which it ends by length; the scheduler knows all the limits."""
+        self.needs_host_tokens = any(len(word) > 1 for word in source.params.bad_words_token_ids)
+        """Whether the next sampling depends on tokens the host must have read (words of several tokens)."""
         self.leader: Request | None = None
         """The choice whose prompt pages this one shares, until it has its own start."""
         self.status = Status.WAITING
@@ -48,6 +52,8 @@ class Request:
         self.num_preemptions = 0
         self.first_scheduled_time = 0.0
         self.pages: list[int] = []
+        self.shares_last_page = False
+        """Whether the page that its next token goes to came from another request."""
         self.num_page_changes = 0
         """How often a page in the middle of `pages` was exchanged for another."""
         self.slot = -1
@@ -81,11 +87,6 @@ class Request:
     def has_all_tokens_planned(self) -> bool:
         """Whether the length limit is reached by the tokens that are read or on their way."""
         return self.max_tokens is not None and self.output_len >= self.max_tokens
-
-    @property
-    def needs_host_tokens(self) -> bool:
-        """Whether the next sampling depends on tokens the host must have read (words of several tokens)."""
-        return any(len(word) > 1 for word in self.params.bad_words_token_ids)
 
     def page_hashes(self, count: int, page_size: int) -> list[bytes]:
         """The hash chain of the first `count` pages, all of whose tokens must be known."""

@@ -77,6 +77,9 @@ class Scheduler:
         first = choices[0]
         self._requests[first.request_id] = choices
         for request in choices:
+            request.most_tokens = self.max_sequence_tokens + 1
+            if request.max_tokens is not None:
+                request.most_tokens = min(request.most_tokens, request.prompt_len + request.max_tokens)
             self.waiting.add(request)
         if deadline is not None:
             self._deadlines.add(deadline, first.arrival, first.request_id)
@@ -132,13 +135,24 @@ class Scheduler:
         decodes: list[Request] = []
         prefills: list[Request] = []
         for request in self.running:
-            remaining = request.num_tokens - request.num_computed
-            if remaining and self._can_run(request):
+            num_pending = request.num_pending
+            num_tokens = len(request.token_ids) + num_pending
+            if num_tokens >= request.most_tokens or (num_pending and request.needs_host_tokens):
+                continue
+            remaining = num_tokens - request.num_computed
+            if remaining:
                 (decodes if remaining == 1 else prefills).append(request)
         # Decodes first, so that a long prompt never holds up a running request; then started prefills.
         prefills.sort(key=rank_of)
-        num_running = len(self.running)
-        for request in (*decodes, *prefills):
+        num_running, page_size = len(self.running), self.pool.page_size
+        for request in decodes:
+            if plan.budget <= 0 or request.status is not Status.RUNNING:
+                continue
+            if request.num_computed < len(request.pages) * page_size and not request.shares_last_page:
+                plan.add(request, 1)
+            else:
+                self._continue(request, plan)
+        for request in prefills:
             if plan.budget > 0 and request.status is Status.RUNNING:
                 self._continue(request, plan)
         if len(self.running) == num_running:  # else there are not even pages for those that run
@@ -182,11 +196,6 @@ class Scheduler:
 
     # How a step is put together
 
-    def _can_run(self, request: Request) -> bool:
-        if request.has_all_tokens_planned or request.num_tokens >= self.max_sequence_tokens + 1:
-            return False
-        return not (request.num_pending and request.needs_host_tokens)
-
     def _chunk(self, request: Request, remaining: int, plan: StepPlan) -> int:
         """How many of its remaining tokens the request may compute in this step."""
         threshold = self.long_prefill_token_threshold
@@ -221,8 +230,9 @@ class Scheduler:
         pool, pages = self.pool, request.pages
         first = request.num_computed // pool.page_size
         missing = pool.pages_for(num_tokens) - len(pages)
-        is_shared = first < len(pages) and pool.must_copy(pages[first])
+        is_shared = request.shares_last_page and pool.must_copy(pages[first])
         if missing <= 0 and not is_shared:
+            request.shares_last_page = False
             return True
         try:
             fresh = pool.allocate(max(0, missing) + is_shared)
@@ -233,6 +243,7 @@ class Scheduler:
             plan.copy_page(request, source, pages[first])
             pool.release([source])
             request.num_page_changes += 1
+        request.shares_last_page = False
         pages += fresh
         return True
 
@@ -293,6 +304,7 @@ class Scheduler:
             return 0
         pool.hold(shared)
         request.pages, request.num_computed = shared, num_computed
+        request.shares_last_page = must_copy
         has_pages = self._grow(request, num_computed + count, plan)
         assert has_pages, "pages were counted wrongly"
         if count < remaining:
@@ -354,17 +366,18 @@ class Scheduler:
 
     def _commit(self, plan: StepPlan) -> ScheduledStep:
         """Advance the counts of every planned request, now that the plan stands."""
-        rows = []
+        rows, page_size = [], self.pool.page_size
         for request, count in plan.counts.items():
             start = request.num_computed
-            row = ScheduledRow(request, start, count, False, request.output_len)
-            request.num_computed = start + count
-            if request.num_computed == request.num_tokens:
-                row.samples = True
+            end = request.num_computed = start + count
+            num_tokens = len(request.token_ids) + request.num_pending
+            samples = end == num_tokens
+            rows.append(ScheduledRow(request, start, count, samples, num_tokens - request.prompt_len))
+            if samples:
                 request.num_pending += 1
             # Later steps may already share these pages: they run after this one.
-            self._cache_full_pages(request, start)
-            rows.append(row)
+            if end // page_size > start // page_size:
+                self._cache_full_pages(request, start)
         rows.sort(key=lambda row: row.num_tokens > 1)
         self._stats.num_steps += 1
         self._stats.last_step_tokens = sum(plan.counts.values())
@@ -443,3 +456,4 @@ class Scheduler:
         self.pool.release(request.pages)
         self._free_slots.append(request.slot)
         request.pages, request.slot = [], -1
+        request.shares_last_page = False

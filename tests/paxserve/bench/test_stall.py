@@ -21,7 +21,6 @@ def test_the_longest_gap_lies_between_a_step_and_the_whole_prompt(budget):
 
 
 @pytest.mark.slow
-
 def test_a_prompt_that_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match="longer than the model's"):
         measure_stall(FLAGS | {"num_gpu_blocks_override": 4}, 16, prompt_len=90, repeats=1)

@@ -1,0 +1,30 @@
+"""Measure what a step costs the host."""
+
+import argparse
+import json
+
+from paxserve.errors import ConfigError
+
+USAGE = "[--rows N ...] [--steps N]"
+DESCRIPTION = """\
+Measure the Python that a decode step costs beside the device: planning it, packing it, taking in its tokens, and
+writing the message for the front process; one JSON object for each number of rows. No model is loaded.
+
+    paxserve bench host --rows 1 64 256"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How many rows, how many steps."""
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 256], metavar="N", help="default: 1 64 256")
+    parser.add_argument("--steps", type=int, default=200, metavar="N", help="steps to measure (default: 200)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, and print one JSON object a number of rows."""
+    if min(arguments.rows) < 1 or arguments.steps < 1:
+        raise ConfigError("--rows and --steps must be at least 1.")
+    from paxserve.bench.host_cost import measure_host_cost  # late, as numpy loads slowly
+
+    for num_rows in arguments.rows:
+        print(json.dumps(measure_host_cost(num_rows, arguments.steps)), flush=True)
+    return 0
