@@ -27,6 +27,7 @@ REQUEST_BUCKETS = (
     0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 LABELS = ("model_name", "engine")
 
 COUNTERS = {
@@ -83,6 +84,21 @@ class Metrics:
             registry=self.registry,
         )
         self._finished = {reason: finished.labels(**self._labels, finished_reason=reason) for reason in FINISH_REASONS}
+        self._sleep = Gauge(
+            "vllm:engine_sleep_state",
+            "1 for the state that the engine is in.",
+            (*LABELS, "sleep_state"),
+            registry=self.registry,
+        )
+        self.record_sleep(False)
+        self._refused = Counter(
+            "vllm:admission_rejections",
+            "Requests refused because the queue was full.",
+            ("model_name", "reason"),
+            registry=self.registry,
+        )
+        for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
+            self._refused.labels(model_name=model_name, reason=reason)
         self._make_histograms(info.max_model_len)
         self._describe_cache(config, info)
         self.requests = RequestMetrics(self)
@@ -110,6 +126,16 @@ class Metrics:
         if stats.num_steps > last.num_steps:
             self.iteration_tokens.observe(stats.last_step_tokens)
         self._last = stats
+
+    def record_sleep(self, is_asleep: bool) -> None:
+        """The engine has fallen asleep, or woken up."""
+        for state in SLEEP_STATES:
+            value = state == ("weights_offloaded" if is_asleep else "awake")
+            self._sleep.labels(**self._labels, sleep_state=state).set(value)
+
+    def record_refusal(self, reason: str) -> None:
+        """A request was refused because the queue was full."""
+        self._refused.labels(model_name=self._labels["model_name"], reason=reason).inc()
 
     def record_finish(self, reason: str) -> None:
         """Count a choice that ended, by its reason."""

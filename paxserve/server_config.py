@@ -65,6 +65,10 @@ class LimitConfig:
     """Most stop strings in a request."""
     max_bad_words: int = MAX_BAD_WORDS
     """Most bad_words in a request."""
+    max_num_queued_reqs: int | None = None
+    """Most requests that may wait to be begun; more get a 503 with Retry-After."""
+    max_num_queued_tokens: int | None = None
+    """Most prompt tokens of waiting requests; more get a 503 with Retry-After."""
     request_timeout: float = 0.0
     """Seconds after which a request is ended, finished or not (finish_reason abort); 0 is never."""
     chat_template_timeout: float = 30.0
@@ -103,6 +107,10 @@ class AnswerConfig:
     """Tell how many prompt tokens the prefix cache had (usage.prompt_tokens_details)."""
     enable_request_id_headers: bool = False
     """Send X-Request-Id back with every answer, a random one if the request had none."""
+    enable_responses_store: bool = False
+    """Keep responses (/v1/responses) in memory, to be retrieved, continued and run in the background."""
+    max_stored_responses: int = 1000
+    """Most responses that are kept; the oldest make room."""
     enable_tokenizer_info_endpoint: bool = False
     """Serve /tokenizer_info, which tells the tokenizer's configuration and chat template."""
     fingerprint_mode: Literal["full", "hash", "custom", "none"] = "full"
@@ -124,7 +132,7 @@ class OperationConfig:
     disable_access_log_for_endpoints: list[str] = field(default_factory=list)
     """Paths whose requests are not logged, such as /health and /metrics."""
     shutdown_timeout: float = 30.0
-    """Seconds that running requests get to finish after SIGTERM."""
+    """Seconds that running requests get to finish after SIGTERM; meanwhile /health and new requests get 503."""
 
 
 SERVER_SECTIONS: dict[type, str] = {
@@ -137,7 +145,7 @@ SERVER_SECTIONS: dict[type, str] = {
 
 AT_LEAST_ONE = (
     "max_request_body_bytes", "max_json_depth", "h11_max_incomplete_event_size", "h11_max_header_count",
-    "max_prompts", "max_choices", "max_prompt_characters", "stream_interval",
+    "max_prompts", "max_choices", "max_prompt_characters", "stream_interval", "max_stored_responses",
 )  # fmt: skip
 ABOVE_ZERO = ("request_body_timeout", "chat_template_timeout")
 
@@ -159,6 +167,8 @@ class ServerConfig(ListenConfig, LimitConfig, AnswerConfig, OperationConfig):
         for name in ABOVE_ZERO:
             self._expect(getattr(self, name) > 0, name, "greater than 0")
         self._expect(1 <= self.max_n <= MAX_N, "max_n", f"between 1 and {MAX_N}")
+        for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
+            self._expect(getattr(self, name) is None or getattr(self, name) >= 1, name, "at least 1")
         self._expect(self.request_timeout >= 0, "request_timeout", "at least 0")
         self._expect(self.sse_keep_alive_interval >= 0, "sse_keep_alive_interval", "at least 0")
         if (self.fingerprint_mode == "custom") != (self.fingerprint_value is not None):

@@ -4,11 +4,12 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from paxserve.engine import wire
+from paxserve.engine.admission import Admission
 from paxserve.engine.core_client import LAST_WORDS_SECONDS, how_it_ended
 from paxserve.engine.input_processor import InputProcessor, Prompt, prompt_text
 from paxserve.engine.output_processor import OutputKind, OutputProcessor
@@ -22,6 +23,11 @@ from paxserve.sampling_params import SamplingParams
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+PauseMode = Literal["abort", "wait"]
+
+QUIET_SECONDS = 0.01
+"""How often a pause looks whether the last request has ended."""
 
 INLINE_CHARACTERS = 4096
 """Texts up to this are handled on the event loop (under a millisecond); longer ones would hold up every stream."""
@@ -69,7 +75,9 @@ class AsyncEngine:
         output_processor: OutputProcessor,
         metrics: Metrics,
         on_death: Callable[[EngineDeadError], None] | None = None,
+        admission: Admission | None = None,
     ) -> None:
+        self.admission = admission or Admission()
         self.client = client
         self.input_processor = input_processor
         self.output_processor = output_processor
@@ -125,6 +133,7 @@ class AsyncEngine:
         size = sum(len(prompt_text(prompt) or "") for prompt in prompts)
         process, named = self.input_processor.process, list(zip(request_ids, prompts, strict=True))
         options.setdefault("arrival_time", time.time())
+        await self.admission.wait()
         return await self.in_worker(lambda: [process(name, prompt, params, **options) for name, prompt in named], size)
 
     def submit(
@@ -137,6 +146,7 @@ class AsyncEngine:
     ) -> RequestStream:
         """Start requests together; the stream must be read to its end or closed. Deltas have `interval` tokens."""
         self.check_alive()
+        self.admission.admit(requests)
         stream = RequestStream(
             [request.request_id for request in requests], is_delta=kind is OutputKind.DELTA, abort=self._abort
         )
@@ -147,6 +157,7 @@ class AsyncEngine:
                 added.append(request.request_id)
         except RequestError:
             self.output_processor.abort(added)
+            self._release(request.request_id for request in requests)
             raise
         try:
             for request in requests:
@@ -177,6 +188,52 @@ class AsyncEngine:
         finally:
             stream.close()
 
+    def end(self, answer_ids: Sequence[str] | None = None) -> int:
+        """End answers by the ids that clients know, or all of them, with finish_reason "abort"; how many requests."""
+        ended = [
+            request_id
+            for request_id in self._streams
+            if answer_ids is None or request_id.rsplit("-", 2)[0] in answer_ids
+        ]
+        streams = {request_id: self._streams[request_id] for request_id in ended}
+        self._release(ended)
+        for output in self.output_processor.abort(ended):
+            self._deliver(output)
+        if streams and self.dead_error is None:
+            self.client.abort_requests([(request_id, None) for request_id in streams])
+        return len(ended)
+
+    async def pause(self, mode: PauseMode = "abort") -> None:
+        """Hold new requests back until `resume`; those in flight are ended ("abort") or waited for ("wait")."""
+        self.admission.state = "paused"
+        await self._quiet(mode)
+
+    def resume(self) -> None:
+        """Let requests begin again."""
+        self.admission.state = "open"
+
+    async def sleep(self, mode: PauseMode = "abort") -> bool:
+        """Free the device's memory until `wake_up`; whether the core did so. New requests are refused meanwhile."""
+        self.admission.state = "asleep"
+        await self._quiet(mode)
+        is_asleep = await self.call("sleep")
+        if not is_asleep:
+            self.resume()
+        self.metrics.record_sleep(is_asleep)
+        return is_asleep
+
+    async def wake_up(self) -> None:
+        """Load the device's memory again."""
+        await self.call("wake_up")
+        self.metrics.record_sleep(False)
+        self.resume()
+
+    async def _quiet(self, mode: PauseMode) -> None:
+        if mode == "abort":
+            self.end()
+        while self._streams:
+            await asyncio.sleep(QUIET_SECONDS)
+
     async def call(self, method: str) -> Any:
         """The result of a method of the core (`stats`, `reset_prefix_cache`)."""
         self.check_alive()
@@ -205,6 +262,7 @@ class AsyncEngine:
                 self.stats = stats
                 self.metrics.record_stats(stats)
                 self.metrics.requests.record(outputs)
+                self._release(output.request_id for output in outputs)
                 processed = self.output_processor.process(outputs)
                 for output in processed.request_outputs:
                     self._deliver(output)
@@ -235,7 +293,12 @@ class AsyncEngine:
         stream.close()
         stream.fail(RequestError(refusal.message, refusal.param, refusal.code))
 
+    def _release(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self.admission.release(request_id)
+
     def _abort(self, request_ids: list[str]) -> None:
+        self._release(request_ids)
         for output in self.output_processor.abort(request_ids):
             self._streams.pop(output.request_id, None)
             for choice in output.outputs:
@@ -260,6 +323,7 @@ class AsyncEngine:
             self.on_death(error)
 
     def _fail_all(self, error: EngineDeadError) -> None:
+        self._release(self._streams)
         self.client.fail_calls(error)
         self.output_processor.abort(list(self._streams))
         for stream in list(self._streams.values()):

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.ragged_paged_attention import pool_bytes_per_page
-from paxserve.config import EngineConfig
+from paxserve.config import EngineConfig, cache_root
 from paxserve.engine.kv_cache import PagePool
 from paxserve.engine.model_runner import Launched, ModelRunner
 from paxserve.engine.request import expand_choices
@@ -84,6 +84,7 @@ class EngineCore:
         self._launched: deque[Launched] = deque()
         self._seeds = np.random.default_rng(config.model.seed)
         self._num_arrivals = 0
+        self._is_asleep = self._is_profiling = False
         self._aborted: list[EngineOutput] = []
         self._seconds: dict[str, float] = dict.fromkeys(("schedule", "launch", "wait", "process"), 0.0)
         self._compilations = _CompilationCounter()
@@ -150,6 +151,41 @@ class EngineCore:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False while requests run."""
         return self.scheduler.reset_prefix_cache()
+
+    def sleep(self) -> bool:
+        """Free the device's memory until `wake_up`; False, and nothing done, while requests run or while asleep."""
+        if self._is_asleep or self.scheduler.has_unfinished():
+            return False
+        while self._launched:  # what was aborted in mid-step
+            self._aborted += self.step()
+        self.scheduler.reset_prefix_cache()
+        self.runner.sleep()
+        self._is_asleep = True
+        return True
+
+    def wake_up(self) -> bool:
+        """Fill the device's memory again; False if it was not asleep."""
+        if not self._is_asleep:
+            return False
+        self.runner.wake_up()
+        self._is_asleep = False
+        return True
+
+    def start_profile(self) -> bool:
+        """Begin a trace of the device and of this process under the cache folder; False if there is one."""
+        if self._is_profiling:
+            return False
+        jax.profiler.start_trace(str(cache_root() / "profiles"))
+        self._is_profiling = True
+        return True
+
+    def stop_profile(self) -> bool:
+        """End the trace and write it; False if there is none."""
+        if not self._is_profiling:
+            return False
+        jax.profiler.stop_trace()
+        self._is_profiling = False
+        return True
 
     def stats(self) -> EngineStats:
         """Counters since start and gauges now."""

@@ -67,6 +67,25 @@ class ModelRunner:
         needed |= {name: program.compile for name, program in specs.helpers().items()}
         self._programs = Programs(ProgramCache(cache_folder, *specs.identity), needed, jobs)
 
+    # Sleep
+
+    def sleep(self) -> None:
+        """Free the device's memory: weights go to the host, the KV pool is thrown away. Nothing may be launched."""
+        self._pool_shardings = jax.tree.map(lambda leaf: leaf.sharding, self._pool)
+        self._weight_shardings = [weight.sharding for weight in self._weights]
+        arrays = jax.tree.leaves(self._pool)
+        if self._weights and next(iter(self._weights[0].devices())).platform != "cpu":  # there it is the host's already
+            arrays += self._weights
+            self._weights = jax.device_get(self._weights)
+        self._pool = None
+        for array in arrays:
+            array.delete()
+
+    def wake_up(self) -> None:
+        """Undo `sleep`; the pool is empty."""
+        self._weights = jax.device_put(self._weights, self._weight_shardings)
+        self._pool = jax.jit(self._specs.make_pool, out_shardings=self._pool_shardings)()
+
     # One step
 
     def launch(self, step: ScheduledStep) -> Launched:

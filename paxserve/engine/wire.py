@@ -86,7 +86,7 @@ class Reply(msgspec.Struct, tag=True, kw_only=True):
 ToCore = AddRequest | AbortRequests | Call | Shutdown
 FromCore = Ready | Failed | Died | Outputs | Refused | Reply
 
-CALLS = {"stats", "reset_prefix_cache", "check_integrity"}
+CALLS = {"stats", "reset_prefix_cache", "check_integrity", "sleep", "wake_up", "start_profile", "stop_profile"}
 """Methods of the core that a `Call` may name."""
 
 _encoder = msgspec.msgpack.Encoder()

@@ -3,12 +3,14 @@
 import importlib
 import pkgutil
 from collections.abc import Iterator
+from types import ModuleType
 
 from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
 from paxserve import __version__
-from paxserve.entrypoints import openai, ops
+from paxserve.entrypoints import admin, anthropic, openai, ops
 from paxserve.entrypoints.access_log import AccessLog
 from paxserve.entrypoints.auth import ApiKeyGuard
 from paxserve.entrypoints.context import ServingContext
@@ -16,9 +18,9 @@ from paxserve.entrypoints.errors import add_error_handlers
 from paxserve.entrypoints.request_guard import RequestGuard
 
 
-def routers() -> Iterator[APIRouter]:
-    """The router of every endpoint module, found by file name."""
-    for package in (openai, ops):
+def routers(*packages: ModuleType) -> Iterator[APIRouter]:
+    """The router of every endpoint module of these packages, found by file name."""
+    for package in packages:
         for module in pkgutil.iter_modules(package.__path__):
             yield importlib.import_module(f"{package.__name__}.{module.name}").router
 
@@ -30,12 +32,17 @@ def create_app(context: ServingContext) -> FastAPI:
     schema_url = None if config.disable_fastapi_docs else "/openapi.json"  # without it there are no docs either
     app = FastAPI(title="paxserve", version=__version__, redirect_slashes=False, openapi_url=schema_url)
     app.state.context = context
-    for router in routers():
+    for router in routers(openai, anthropic, ops):
         app.include_router(router)
+    # Without an admin key there are no such routes; with one, the guard must know them all.
+    admin_routers = list(routers(admin)) if config.admin_api_key else []
+    for router in admin_routers:
+        app.include_router(router)
+    admin_paths = [route.path for router in admin_routers for route in router.routes if isinstance(route, APIRoute)]
     add_error_handlers(app)
     # The last one added is asked first: who asks is settled before anything that was sent is read.
     app.add_middleware(RequestGuard, config=config)
-    app.add_middleware(ApiKeyGuard, config=config)
+    app.add_middleware(ApiKeyGuard, config=config, admin_paths=admin_paths)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -39,7 +39,7 @@ class ApiKeyGuard:
             await send({"type": "websocket.close", "code": 1008})
             return
         body = error_body("A valid API key is needed: send it as 'Authorization: Bearer KEY'.", 401)
-        await error_response(body, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+        await error_response(body, {"WWW-Authenticate": "Bearer"}, path=scope["path"])(scope, receive, send)
 
     def is_allowed(self, scope: Scope) -> bool:
         """Whether the request may pass; takes equally long for every wrong key."""

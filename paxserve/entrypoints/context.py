@@ -15,6 +15,7 @@ from paxserve.config import EngineConfig
 from paxserve.engine.async_engine import AsyncEngine
 from paxserve.entrypoints.access_log import RequestLoad
 from paxserve.entrypoints.protocol.generation import MAX_REQUEST_ID, is_plain_text
+from paxserve.entrypoints.response_store import ResponseStore
 from paxserve.entrypoints.template_renderer import TemplateRenderer
 from paxserve.errors import RequestError
 from paxserve.loaders.tokenizer import Tokenizer
@@ -44,6 +45,7 @@ class ServingContext:
             "none": None,
         }[self.server_config.fingerprint_mode]
         self.digest = digest
+        self.responses = ResponseStore(self.server_config.max_stored_responses)
         self.load = RequestLoad()
         self._renderer: TemplateRenderer | None = None
 

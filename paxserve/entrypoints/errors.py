@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -31,6 +32,20 @@ ERROR_TYPES = {
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
 }
+
+ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+RETRY_SECONDS = "2"
+"""When clients may try again a request that was not begun (503)."""
 
 MAX_SHOWN_ERRORS = 10
 MAX_SHOWN_INPUT = 200
@@ -89,27 +104,36 @@ def body_of(error: Exception) -> ErrorBody:
     return error_body(INTERNAL_ERROR, 500)
 
 
-def error_response(body: ErrorBody, headers: dict[str, str] | None = None) -> Response:
-    """The answer that carries an error body."""
-    return Response(msgspec.json.encode(body), body.error.code, headers, "application/json")
+def error_response(body: ErrorBody, headers: Mapping[str, str] | None = None, *, path: str = "") -> Response:
+    """The answer that carries an error body, in the shape that clients of `path` know."""
+    if body.error.code == 503:
+        headers = {"Retry-After": RETRY_SECONDS, **(headers or {})}
+    shaped = anthropic_body(body) if path.startswith(ANTHROPIC_PATH) else body
+    return Response(msgspec.json.encode(shaped), body.error.code, headers, "application/json")
+
+
+def anthropic_body(body: ErrorBody) -> dict[str, Any]:
+    """The error as Anthropic's API tells it."""
+    kind = ANTHROPIC_TYPES.get(body.error.code, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": body.error.message}}
 
 
 def add_error_handlers(app: FastAPI) -> None:
     """Make every error of `app` answer in OpenAI's shape."""
 
     async def on_failure(request: Request, error: Exception) -> Response:
-        return error_response(body_of(error))
+        return error_response(body_of(error), path=request.url.path)
 
     async def on_validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return error_response(validation_body(error.errors()))
+        return error_response(validation_body(error.errors()), path=request.url.path)
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = str(error.detail)
         if error.status_code in (404, 405):
             message = f"{message}: {request.method} {request.url.path[:MAX_SHOWN_INPUT]}"
-        return error_response(error_body(message, error.status_code), dict(error.headers or {}))
+        return error_response(error_body(message, error.status_code), error.headers, path=request.url.path)
 
     async def on_disconnect(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)

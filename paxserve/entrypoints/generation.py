@@ -12,7 +12,7 @@ from starlette.responses import Response
 from paxserve.engine.output_processor import OutputKind
 from paxserve.engine.request_stream import RequestStream
 from paxserve.entrypoints.context import ServingContext
-from paxserve.entrypoints.errors import body_of
+from paxserve.entrypoints.errors import ErrorBody, body_of
 from paxserve.entrypoints.protocol.generation import PromptTokensDetails, SamplingFields, StreamUsage, Usage
 from paxserve.entrypoints.sse import DONE, EventStream, event, until_disconnect
 from paxserve.messages import EngineRequest
@@ -24,6 +24,9 @@ Batch = list[tuple[int, RequestOutput]]
 class Writer(Protocol):
     """Writes the answer of one endpoint."""
 
+    end: bytes
+    """What ends a stream that went well."""
+
     def open(self) -> bytes:
         """The first events of the stream."""
         ...
@@ -34,6 +37,10 @@ class Writer(Protocol):
 
     def finish(self) -> bytes:
         """The last events before the end mark."""
+        ...
+
+    def fail(self, body: ErrorBody) -> bytes:
+        """The last events of a stream that failed."""
         ...
 
     def respond(self, outputs: Sequence[RequestOutput]) -> Response:
@@ -66,7 +73,7 @@ async def answer(
     except BaseException:
         stream.close()
         raise
-    return EventStream(with_end(events(stream, writer)), on_close=stream.close, keep_alive=keep_alive)
+    return EventStream(with_end(events(stream, writer), writer), on_close=stream.close, keep_alive=keep_alive)
 
 
 async def collect(stream: RequestStream, num_requests: int) -> list[RequestOutput]:
@@ -86,7 +93,7 @@ async def events(stream: RequestStream, writer: Writer) -> AsyncGenerator[bytes,
     yield writer.finish()
 
 
-async def with_end(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+async def with_end(chunks: AsyncGenerator[bytes, None], writer: Writer) -> AsyncGenerator[bytes, None]:
     """The events and the end mark; an error becomes the last event, for the status has been sent long ago."""
     try:
         async with aclosing(chunks):
@@ -94,8 +101,20 @@ async def with_end(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes,
                 if chunk:
                     yield chunk
     except Exception as error:
-        yield event(body_of(error))
-    yield DONE
+        yield writer.fail(body_of(error))
+        return
+    if writer.end:
+        yield writer.end
+
+
+class OpenAIWriter:
+    """The end of streams as OpenAI has it."""
+
+    end = DONE
+
+    def fail(self, body: ErrorBody) -> bytes:
+        """The error as an event, and the end mark."""
+        return event(body) + DONE
 
 
 class TokenCount:

@@ -57,7 +57,9 @@ class RequestGuard:
         look = asyncio.to_thread(flaw, body, self.max_depth) if len(body) > INLINE_BYTES else None
         found = await look if look is not None else flaw(body, self.max_depth)
         if found is not None:
-            await error_response(error_body(found, 400, "body", "Bad Request"))(scope, receive, send)
+            await error_response(error_body(found, 400, "body", "Bad Request"), path=scope["path"])(
+                scope, receive, send
+            )
             return
         scope.setdefault("state", {})["body_bytes"] = len(body)
         await self.app(scope, replayed(body, messages, receive), send)
@@ -81,7 +83,7 @@ class RequestGuard:
             413: f"The request body must have at most {self.max_bytes} bytes.",
             408: f"The request body must arrive within {self.seconds:g} seconds.",
         }[code]
-        await error_response(error_body(text, code), {"Connection": "close"})(scope, receive, send)
+        await error_response(error_body(text, code), {"Connection": "close"}, path=scope["path"])(scope, receive, send)
 
 
 def replayed(body: bytes, messages: Iterable[Message], receive: Receive) -> Receive:

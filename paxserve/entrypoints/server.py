@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import math
 import signal
 import socket
 import time
@@ -15,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from paxserve.config import EngineConfig
+from paxserve.engine.admission import Admission
 from paxserve.engine.async_engine import AsyncEngine
 from paxserve.engine.core_client import CoreClient
 from paxserve.engine.input_processor import InputProcessor
@@ -32,6 +32,12 @@ from paxserve.metrics import Metrics
 from paxserve.server_config import ServerConfig
 
 logger = logging.getLogger(__name__)
+
+DRAIN_SECONDS = 0.02
+"""How often a server that is to stop looks whether its requests have ended."""
+
+LAST_ANSWERS_SECONDS = 5
+"""How long clients may take to read the end of their answers when the server stops."""
 
 DEATH_NOTICE_SECONDS = 1.0
 """How long a server whose core has died goes on telling so, to clients and health checks, before it ends."""
@@ -82,7 +88,7 @@ def run(
         _no_app,
         log_level=server_config.uvicorn_log_level,
         access_log=False,  # AccessLog knows more of a request
-        timeout_graceful_shutdown=math.ceil(server_config.shutdown_timeout),
+        timeout_graceful_shutdown=LAST_ANSWERS_SECONDS,
         server_header=False,
         http=bounded_protocol(server_config.h11_max_incomplete_event_size),
         ws="none",
@@ -118,8 +124,9 @@ async def _serve(
     )
     config.app = create_app(context)
     server = HttpServer(config)
-    signals.on_signal = lambda count: stop_server(server, engine, count)
     loop = asyncio.get_running_loop()
+    stopper = Stopper(server, engine, server_config.shutdown_timeout)
+    signals.on_signal = stopper.stop
     engine.on_death = lambda error: _stop_soon(loop, server)
     engine.start()
     stats_log = asyncio.ensure_future(log_stats(engine))
@@ -197,16 +204,40 @@ def build_engine(
         max_prompt_tokens=info.max_sequence_tokens,
     )
     name = (server_config.served_model_name or [engine_config.model.model])[0]
-    return AsyncEngine(client, inputs, OutputProcessor(tokenizer), Metrics(name, engine_config, info))
+    metrics = Metrics(name, engine_config, info)
+    admission = Admission(
+        max_requests=server_config.max_num_queued_reqs,
+        max_tokens=server_config.max_num_queued_tokens,
+        on_refusal=metrics.record_refusal,
+    )
+    return AsyncEngine(client, inputs, OutputProcessor(tokenizer), metrics, admission=admission)
 
 
-def stop_server(server: uvicorn.Server, engine: AsyncEngine, count: int) -> None:
-    """Stop accepting and let running requests finish; at once when told a second time."""
-    if count == 1:
-        logger.info("Told to stop: %d requests may finish; a second signal ends them", engine.num_unfinished)
-        server.should_exit = True
-    else:
-        server.force_exit = True
+class Stopper:
+    """Ends a server in good order: first it is not ready any more, then what runs may finish, then it leaves."""
+
+    def __init__(self, server: uvicorn.Server, engine: AsyncEngine, seconds: float) -> None:
+        self._server, self._engine, self._seconds = server, engine, seconds
+        self._task: asyncio.Task[None] | None = None
+
+    def stop(self, count: int) -> None:
+        """Begin, when told for the first time; be done at once when told again."""
+        if count == 1:
+            count = self._engine.num_unfinished
+            logger.info("Told to stop: %d requests may finish; a second signal ends them", count)
+            self._engine.admission.state = "draining"
+            self._task = asyncio.ensure_future(self._drain())
+        else:
+            self._server.should_exit = self._server.force_exit = True
+
+    async def _drain(self) -> None:
+        """Wait for the requests; connections stay open meanwhile, so that health checks and clients are told."""
+        deadline = asyncio.get_running_loop().time() + self._seconds
+        while self._engine.num_unfinished and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(DRAIN_SECONDS)
+        if ended := self._engine.end():
+            logger.info("%d requests did not finish in time and are ended", ended)
+        self._server.should_exit = True
 
 
 def _stop_soon(loop: asyncio.AbstractEventLoop, server: uvicorn.Server) -> None:

@@ -32,6 +32,11 @@ def event(payload: Any) -> bytes:
     return b"data: " + text + b"\n\n"
 
 
+def named_event(name: str, payload: Any) -> bytes:
+    """One event with a name, as the Responses and the Messages API have them."""
+    return b"event: " + name.encode() + b"\n" + event(payload)
+
+
 class EventStream(Response):
     """Sends `events` as they come; `on_close` is called once, however the stream ends."""
 

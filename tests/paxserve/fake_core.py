@@ -45,6 +45,7 @@ class FakeCore:
         self.choices: dict[tuple[str, int], _Choice] = {}
         self.counters = EngineStats(num_pages=NUM_PAGES, num_programs=3)
         self.resets = 0
+        self.is_asleep = self.is_profiling = False
         self.model_info = ModelInfo(
             max_model_len=MAX_MODEL_LEN,
             max_sequence_tokens=MAX_MODEL_LEN,
@@ -122,6 +123,22 @@ class FakeCore:
         stats.num_running = len(self.choices)
         stats.num_pages_in_use = min(NUM_PAGES, len(self.choices))
         return stats
+
+    def sleep(self) -> bool:
+        self.is_asleep = not self.choices
+        return self.is_asleep
+
+    def wake_up(self) -> bool:
+        was_asleep, self.is_asleep = self.is_asleep, False
+        return was_asleep
+
+    def start_profile(self) -> bool:
+        was_on, self.is_profiling = self.is_profiling, True
+        return not was_on
+
+    def stop_profile(self) -> bool:
+        was_on, self.is_profiling = self.is_profiling, False
+        return was_on
 
     def reset_prefix_cache(self) -> bool:
         self.resets += 1

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import httpx
 
 from paxserve.config import EngineConfig, ModelConfig
+from paxserve.engine.admission import Admission
 from paxserve.engine.async_engine import AsyncEngine
 from paxserve.engine.input_processor import InputProcessor
 from paxserve.engine.output_processor import OutputProcessor
@@ -42,11 +43,17 @@ class Serving:
             max_prompt_tokens=info.max_sequence_tokens,
         )
         metrics = Metrics("fake", self.engine_config, info)
-        self.engine = AsyncEngine(self.client, inputs, OutputProcessor(tokenizer), metrics)
+        config = ServerConfig(**server)
+        admission = Admission(
+            max_requests=config.max_num_queued_reqs,
+            max_tokens=config.max_num_queued_tokens,
+            on_refusal=metrics.record_refusal,
+        )
+        self.engine = AsyncEngine(self.client, inputs, OutputProcessor(tokenizer), metrics, admission=admission)
         self.context = ServingContext(
             engine=self.engine,
             engine_config=self.engine_config,
-            server_config=ServerConfig(**server),
+            server_config=config,
             model_info=info,
         )
         self.app = create_app(self.context)

@@ -2,23 +2,26 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from paxserve.entrypoints.context import ServingContext, context_of, json_response, public_id
-from paxserve.entrypoints.conversation import prompt_ids, prompt_text
-from paxserve.entrypoints.generation import Batch, TokenCount, answer
+from paxserve.entrypoints.conversation import chat_prompt
+from paxserve.entrypoints.generation import Batch, OpenAIWriter, TokenCount, answer
 from paxserve.entrypoints.logprobs import LogprobWriter
 from paxserve.entrypoints.protocol.chat import (
     AssistantMessage,
+    BatchChatRequest,
     ChatChoice,
     ChatChunk,
     ChatDelta,
     ChatLogprobs,
+    ChatMessage,
+    ChatOptions,
     ChatRequest,
     ChatResponse,
+    Conversation,
     DeltaMessage,
 )
 from paxserve.entrypoints.sse import event
@@ -31,42 +34,47 @@ router = APIRouter()
 @router.post("/v1/chat/completions")
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
+    return await answer_chats(request, body, [body.messages])
+
+
+@router.post("/v1/chat/completions/batch")
+async def create_batch_chat_completion(body: BatchChatRequest, request: Request) -> Response:
+    """Answer several conversations, a choice each."""
+    return await answer_chats(request, body, body.messages)
+
+
+async def answer_chats(request: Request, body: ChatOptions, conversations: Sequence[Conversation]) -> Response:
+    """Answer conversations, all of them checked before any is begun."""
     context = context_of(request)
     model = context.model_name(body.model)
     body.check(context.server_config)
     params = body.sampling_params(context.default_values)
     answer_id = public_id("chatcmpl", request, body.request_id)
-    text = await prompt_text(context, body, request, **effort_kwargs(body))
-    prompt = await prompt_ids(context, body, text)
-    requests = await context.engine.prepare_all(answer_id, [prompt], params, **body.engine_options())
-    writer = ChatWriter(context, body, requests[0], answer_id, model, text)
-    return await answer(request, context, requests, [None], writer, body)
+    prompts = [await chat_prompt(context, body, messages, request) for messages in conversations]
+    token_ids = [prompt.token_ids for prompt in prompts]
+    requests = await context.engine.prepare_all(answer_id, token_ids, params, **body.engine_options())
+    last = conversations[0][-1]
+    writer = ChatWriter(context, body, requests, last, answer_id, model)
+    writer.prompt_text = prompts[0].text if body.return_prompt_text and len(prompts) == 1 else None
+    return await answer(request, context, requests, [None] * len(requests), writer, body)
 
 
-def effort_kwargs(body: ChatRequest) -> dict[str, Any]:
-    """What the template is told about the effort that the client wants."""
-    if body.reasoning_effort is None:
-        return {}
-    return {"reasoning_effort": body.reasoning_effort, "enable_thinking": body.reasoning_effort != "none"}
-
-
-class ChatWriter:
-    """Writes the answer to a chat request, whole or in chunks."""
+class ChatWriter(OpenAIWriter):
+    """Writes the answer to a chat request, whole or in chunks; `last` is the message before the answer."""
 
     def __init__(
         self,
         context: ServingContext,
-        body: ChatRequest,
-        request: EngineRequest,
+        body: ChatOptions,
+        requests: Sequence[EngineRequest],
+        last: ChatMessage,
         answer_id: str,
         model: str,
-        prompt_text: str,
     ) -> None:
-        self.prompt_text = prompt_text if body.return_prompt_text else None
-        self.context, self.body, self.request = context, body, request
+        self.context, self.body, self.requests = context, body, requests
         self.answer_id, self.model, self.created = answer_id, model, int(time.time())
-        self.count = TokenCount([request], has_details=context.server_config.enable_prompt_tokens_details)
-        last = body.messages[-1]
+        self.count = TokenCount(requests, has_details=context.server_config.enable_prompt_tokens_details)
+        self.prompt_text: str | None = None
         self.role = context.server_config.response_role if body.add_generation_prompt else last.role
         is_echoed = body.echo and last.role == self.role and isinstance(last.content, str)
         self.echo = str(last.content) if is_echoed else ""
@@ -76,10 +84,10 @@ class ChatWriter:
     def open(self) -> bytes:
         """A chunk with the role, and one with the echo if asked for, for each choice."""
         chunks = []
-        for index in range(self.request.params.n):
+        for index in range(self.requests[0].params.n):
             delta = ChatDelta(index, DeltaMessage(role=self.role, content=""), None, None)
             chunk = self._chunk(delta)
-            chunk.prompt_token_ids = self.request.prompt_token_ids if self.body.return_token_ids else None
+            chunk.prompt_token_ids = self.requests[0].prompt_token_ids if self.body.return_token_ids else None
             chunk.prompt_text = self.prompt_text
             chunks.append(event(chunk))
             if self.echo:
@@ -110,18 +118,19 @@ class ChatWriter:
 
     def respond(self, outputs: Sequence[RequestOutput]) -> Response:
         """The whole answer."""
-        output = outputs[0]
-        self.count.add(0, output)
-        prompt = output.prompt_logprobs
+        for position, output in enumerate(outputs):
+            self.count.add(position, output)
+        first = outputs[0] if len(outputs) == 1 else None
+        prompt = first.prompt_logprobs if first else None
         response = ChatResponse(
             id=self.answer_id,
             created=self.created,
             model=self.model,
-            choices=[self._choice(choice) for choice in sorted(output.outputs, key=lambda choice: choice.index)],
+            choices=self._choices(outputs),
             usage=self.count.usage(),
             system_fingerprint=self.context.system_fingerprint,
             prompt_logprobs=self.logprobs.prompt(prompt) if prompt is not None else None,
-            prompt_token_ids=output.prompt_token_ids if self.body.return_token_ids else None,
+            prompt_token_ids=first.prompt_token_ids if first and self.body.return_token_ids else None,
             prompt_text=self.prompt_text,
         )
         return json_response(response)
@@ -142,9 +151,18 @@ class ChatWriter:
                 chunk.system_fingerprint = self.context.system_fingerprint
         return chunk
 
-    def _choice(self, choice: CompletionOutput) -> ChatChoice:
+    def _choices(self, outputs: Sequence[RequestOutput]) -> list[ChatChoice]:
+        n = self.requests[0].params.n
+        choices = [
+            self._choice(position * n + choice.index, choice)
+            for position, output in enumerate(outputs)
+            for choice in output.outputs
+        ]
+        return sorted(choices, key=lambda choice: choice.index)
+
+    def _choice(self, index: int, choice: CompletionOutput) -> ChatChoice:
         return ChatChoice(
-            index=choice.index,
+            index=index,
             message=AssistantMessage(self.role, self.echo + choice.text),
             logprobs=self._logprobs(choice),
             finish_reason=choice.finish_reason,

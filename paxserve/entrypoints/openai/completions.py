@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from paxserve.engine.input_processor import prompt_text
 from paxserve.entrypoints.context import ServingContext, context_of, json_response, public_id
-from paxserve.entrypoints.generation import Batch, TokenCount, answer
+from paxserve.entrypoints.generation import Batch, OpenAIWriter, TokenCount, answer
 from paxserve.entrypoints.logprobs import LogprobWriter
 from paxserve.entrypoints.protocol.completions import (
     CompletionChoice,
@@ -42,7 +42,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     return await answer(request, context, requests, prompts, writer, body)
 
 
-class CompletionWriter:
+class CompletionWriter(OpenAIWriter):
     """Writes the answer to a completion request, whole or in chunks."""
 
     def __init__(

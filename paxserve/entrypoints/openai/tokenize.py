@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from paxserve.entrypoints.context import context_of, json_response
-from paxserve.entrypoints.conversation import prompt_ids, prompt_text
+from paxserve.entrypoints.conversation import chat_prompt
 from paxserve.entrypoints.protocol.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -28,7 +28,7 @@ async def tokenize(body: TokenizePromptRequest | TokenizeChatRequest, request: R
         text, special = body.prompt, body.add_special_tokens
         token_ids = await context.engine.in_worker(lambda: tokenizer.encode(text, special), len(text))
     else:
-        token_ids = await prompt_ids(context, body, await prompt_text(context, body, request))
+        token_ids = (await chat_prompt(context, body, body.messages, request)).token_ids
     strings = [token or "" for token in tokenizer.convert_ids_to_tokens(token_ids)] if body.return_token_strs else None
     return json_response(TokenizeResponse(len(token_ids), context.model_info.max_model_len, list(token_ids), strings))
 

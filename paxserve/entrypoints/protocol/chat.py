@@ -1,6 +1,7 @@
 """The bodies of /v1/chat/completions."""
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -11,6 +12,7 @@ from paxserve.entrypoints.protocol.generation import (
     SamplingFields,
     StreamUsage,
     Usage,
+    at_most,
     make_sampling_params,
 )
 from paxserve.errors import RequestError
@@ -83,10 +85,17 @@ class Tool(BaseModel):
     function: FunctionDefinition
 
 
-class ChatTemplateFields(BaseModel):
+Conversation = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """A conversation as plain dictionaries."""
+    return [message.for_template() for message in messages]
+
+
+class TemplateOptions(BaseModel):
     """The fields that decide how a conversation becomes a prompt; /tokenize has them too."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     tools: list[Tool] | None = Field(None, min_length=1)
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
@@ -108,17 +117,13 @@ class ChatTemplateFields(BaseModel):
         """Whether the prompt ends with the beginning of a new answer."""
         return self.add_generation_prompt and not self.continue_final_message
 
-    def template_messages(self) -> list[dict[str, Any]]:
-        """The conversation as plain dictionaries."""
-        return [message.for_template() for message in self.messages]
-
     def template_tools(self) -> list[dict[str, Any]] | None:
         """The tools as plain dictionaries."""
         return [tool.model_dump(exclude_unset=True) for tool in self.tools] if self.tools else None
 
 
-class ChatRequest(SamplingFields, ChatTemplateFields):
-    """Answer a conversation."""
+class ChatOptions(SamplingFields, TemplateOptions):
+    """What can be asked of an answer to a conversation."""
 
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -172,6 +177,27 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
         values["logprobs"] = (self.top_logprobs or 0) if self.logprobs else None
         values["prompt_logprobs"] = self.prompt_logprobs
         return make_sampling_params(values)
+
+
+class ChatRequest(ChatOptions):
+    """Answer a conversation."""
+
+    messages: Conversation
+
+
+class BatchChatRequest(ChatOptions):
+    """Answer several conversations, a choice each."""
+
+    messages: list[Conversation] = Field(min_length=1)
+
+    def check(self, config: ServerConfig) -> None:
+        """Raise `RequestError` for what the field types cannot express."""
+        super().check(config)
+        at_most("messages", "conversations", self.messages, config.max_prompts)
+        refused = {"stream": self.stream, "tools": self.tools, "n": self.n not in (None, 1), "echo": self.echo}
+        for name, is_given in refused.items():
+            if is_given:
+                raise RequestError(f"{name} is not offered for batches of conversations.", name)
 
 
 class TopLogprob(msgspec.Struct):

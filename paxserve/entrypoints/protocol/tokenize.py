@@ -2,7 +2,7 @@
 
 import msgspec
 
-from paxserve.entrypoints.protocol.chat import ChatTemplateFields
+from paxserve.entrypoints.protocol.chat import Conversation, TemplateOptions
 from paxserve.entrypoints.protocol.generation import ApiModel, TokenIds
 from paxserve.server_config import ServerConfig
 
@@ -15,9 +15,10 @@ class TokenizePromptRequest(ApiModel):
     return_token_strs: bool = False
 
 
-class TokenizeChatRequest(ApiModel, ChatTemplateFields):
+class TokenizeChatRequest(ApiModel, TemplateOptions):
     """Show the token ids of a conversation, as a chat would use them."""
 
+    messages: Conversation
     return_token_strs: bool = False
 
     def check(self, config: ServerConfig) -> None:

@@ -12,7 +12,9 @@ ROUTES = {
     ("GET", "/health"), ("GET", "/metrics"), ("GET", "/version"), ("GET", "/v1/models"),
     ("GET", "/v1/models/{name:path}"), ("POST", "/detokenize"), ("POST", "/tokenize"),
     ("GET", "/load"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/tokenizer_info"),
-    ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions/batch"), ("POST", "/v1/responses"), ("GET", "/v1/responses/{response_id}"),
+    ("POST", "/v1/responses/{response_id}/cancel"), ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/invocations"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"),
 }  # fmt: skip
 
 

@@ -232,3 +232,26 @@ def test_fields_of_openai_clients_that_ask_for_nothing_are_accepted():
 
     response = run(test)
     assert response.status_code == 200, response.text
+
+
+def test_a_batch_has_a_choice_for_each_conversation():
+    conversations = [[{"role": "user", "content": text}] for text in ("a", "b", "c")]
+    path = "/v1/chat/completions/batch"
+
+    async def test(served: Serving):
+        body = (await served.post(path, messages=conversations, max_tokens=4, logprobs=True)).json()
+        single = (await served.post("/v1/chat/completions", messages=conversations[1], max_tokens=4)).json()
+        refused = [
+            await served.post(path, messages=conversations, **fields)
+            for fields in ({"stream": True}, {"n": 2}, {"tools": [TOOL], "tool_choice": "none"}, {"temperature": 9})
+        ]
+        refused += [await served.post(path, messages=[[]]), await served.post(path, messages=conversations * 400)]
+        return body, single, refused
+
+    body, single, refused = run(test)
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    assert {choice["message"]["content"] for choice in body["choices"]} == {SCRIPT[:4]}
+    assert all(len(choice["logprobs"]["content"]) == 4 for choice in body["choices"])
+    assert body["usage"]["completion_tokens"] == 12
+    assert body["usage"]["prompt_tokens"] == 3 * single["usage"]["prompt_tokens"]
+    assert {response.status_code for response in refused} == {400}

@@ -133,6 +133,24 @@ def test_shutdown_timeout_bounds_the_wait(folder):
         assert time.monotonic() - started < 5
 
 
+def test_while_it_drains_it_is_not_ready_and_takes_nothing_new(folder):
+    with RunningServer(folder, step=0.05) as server:
+        url = server.wait_ready()
+        with httpx.Client(timeout=20) as http:
+            body = {"prompt": "Hello", "max_tokens": 30, "stream": True}
+            with http.stream("POST", f"{url}/v1/completions", json=body) as response:
+                next(lines := response.iter_lines())
+                server.process.terminate()
+                time.sleep(0.3)
+                with httpx.Client(timeout=20) as other:
+                    assert other.get(f"{url}/health").status_code == 503
+                    refused = other.post(f"{url}/v1/completions", json={"prompt": "Hi"})
+                    assert refused.status_code == 503
+                    assert refused.headers["retry-after"]
+                assert list(lines)[-2] == "data: [DONE]"
+        assert server.wait_exit() == 0
+
+
 def test_a_second_signal_insists(folder):
     with RunningServer(folder, step=0.2) as server:
         url = server.wait_ready()

@@ -1,0 +1,46 @@
+"""POST /pause and /resume, GET /is_paused, POST /abort_requests: stop answering for a while."""
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Body, Request
+
+from paxserve.entrypoints.context import context_of
+from paxserve.errors import RequestError
+
+router = APIRouter()
+
+
+@router.post("/pause")
+async def pause(request: Request, mode: Literal["abort", "wait"] = "abort", clear_cache: bool = True) -> dict[str, str]:
+    """Hold new requests back; those in flight are ended or waited for, then what is cached is forgotten."""
+    engine = context_of(request).engine
+    if engine.admission.state == "asleep":
+        raise RequestError("The engine is asleep.", code=409)
+    await engine.pause(mode)
+    if clear_cache:
+        await engine.call("reset_prefix_cache")
+    return {"status": "paused"}
+
+
+@router.post("/resume")
+async def resume(request: Request) -> dict[str, str]:
+    """Answer again, also what has come meanwhile."""
+    engine = context_of(request).engine
+    if engine.admission.state == "asleep":
+        raise RequestError("The engine is asleep: /wake_up ends that.", code=409)
+    engine.resume()
+    return {"status": "resumed"}
+
+
+@router.get("/is_paused")
+async def is_paused(request: Request) -> dict[str, bool]:
+    """Whether new requests are held back."""
+    return {"is_paused": context_of(request).engine.admission.state == "paused"}
+
+
+@router.post("/abort_requests")
+async def abort_requests(
+    request: Request, request_ids: Annotated[list[str] | None, Body(embed=True)] = None
+) -> dict[str, int]:
+    """End answers by their ids (`cmpl-...`, `chatcmpl-...`), or all of them; how many requests that were."""
+    return {"aborted": context_of(request).engine.end(request_ids)}

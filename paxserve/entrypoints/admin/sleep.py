@@ -1,0 +1,44 @@
+"""POST /sleep and /wake_up, GET /is_sleeping: give the device's memory back for a while."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+
+from paxserve.entrypoints.context import context_of
+from paxserve.errors import RequestError
+
+router = APIRouter()
+
+
+@router.post("/sleep")
+async def sleep(request: Request, level: int = 1, mode: Literal["abort", "wait"] = "abort") -> dict[str, Any]:
+    """Free the KV pool and keep the weights on the host (level 1), or only stop answering (level 0)."""
+    if level not in (0, 1):
+        raise RequestError(f"level must be 0 or 1, got {level}: weights are never thrown away.", "level")
+    engine = context_of(request).engine
+    if engine.admission.state == "asleep":
+        raise RequestError("The engine is asleep already.", code=409)
+    if level == 0:
+        await engine.pause(mode)
+    elif not await engine.sleep(mode):
+        raise RequestError("Requests are still running.", code=409)
+    return {"status": "sleeping", "level": level}
+
+
+@router.post("/wake_up")
+async def wake_up(request: Request, tags: Annotated[list[str] | None, Query()] = None) -> dict[str, Any]:
+    """Work again."""
+    if tags:
+        raise RequestError("tags is not supported: everything wakes up together.", "tags")
+    engine = context_of(request).engine
+    if engine.admission.state == "asleep":
+        await engine.wake_up()
+    else:
+        engine.resume()
+    return {"status": "awake", "tags": None}
+
+
+@router.get("/is_sleeping")
+async def is_sleeping(request: Request) -> dict[str, bool]:
+    """Whether /sleep was the last that was asked for."""
+    return {"is_sleeping": context_of(request).engine.admission.state in ("asleep", "paused")}
