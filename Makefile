@@ -67,8 +67,9 @@ format: $(VENV)/installed-dev  ## format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-readme: $(VENV)/installed-$(ACCELERATOR)  ## write the table of flags into README.md anew
+readme: $(VENV)/installed-$(ACCELERATOR)  ## write the table of flags and docs/compatibility.md anew
 	$(BIN)/python -m paxserve.flags --markdown --into README.md
+	$(BIN)/python -m paxserve.compatibility docs/vllm_surface.json > docs/compatibility.md
 
 lock:  ## resolve requirements.lock anew, to the newest versions (with Python 3.11)
 	rm -rf $(VENV)-lock

@@ -13,8 +13,9 @@ from types import ModuleType
 from typing import Any
 
 from paxserve import commands
+from paxserve.arguments import expand
 from paxserve.errors import PaxserveError
-from paxserve.flags import FlagParser, kebab
+from paxserve.flags import FlagParser
 
 DESCRIPTION = """\
 LLM inference and serving in JAX: an OpenAI-compatible server, and the same engine without one.
@@ -33,7 +34,13 @@ INTERRUPTED = 130
 def command_modules() -> dict[tuple[str, ...], ModuleType]:
     """The module of every command, by the words that call it."""
     names = [module.name for module in pkgutil.iter_modules(commands.__path__)]
-    return {tuple(name.split("_")): importlib.import_module(f"{commands.__name__}.{name}") for name in names}
+    return {words_of(name): importlib.import_module(f"{commands.__name__}.{name}") for name in names}
+
+
+def words_of(module_name: str) -> tuple[str, ...]:
+    """The words that call a command: `bench_serve` is `bench serve`, `run_batch` is `run-batch`."""
+    first, _, rest = module_name.partition("_")
+    return (first, rest) if first in GROUPS else (module_name.replace("_", "-"),)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -62,7 +69,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, 1 (failed), 2 (wrong arguments or configuration) or 130 (Ctrl-C)."""
-    parsed = build_parser().parse_args(kebab(sys.argv[1:] if arguments is None else arguments))
+    try:
+        complete = expand(sys.argv[1:] if arguments is None else arguments)
+    except PaxserveError as error:
+        sys.stderr.write(f"paxserve: {error}\n")
+        return 2
+    parsed = build_parser().parse_args(complete)
     if parsed.version:
         from paxserve.commands import version
 

@@ -35,6 +35,16 @@ def cache_root() -> Path:
     return Path(os.environ.get("PAXSERVE_CACHE") or Path.home() / ".cache" / "paxserve")
 
 
+def flag_environment() -> dict[str, str]:
+    """The environment's variables that may stand for flags: ours and vLLM's, but for those that are read elsewhere."""
+    elsewhere = ("PAXSERVE_CACHE", "PAXSERVE_API_KEY", "VLLM_API_KEY")
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("PAXSERVE_", "VLLM_")) and name not in elsewhere
+    }
+
+
 def environment_api_key() -> str | None:
     """The key that servers ask for, and our clients present, when no flag names one."""
     return os.environ.get("PAXSERVE_API_KEY") or os.environ.get("VLLM_API_KEY") or None

@@ -21,7 +21,7 @@ from paxserve import config
 from paxserve.errors import ConfigError
 from paxserve.server_config import SERVER_SECTIONS, ServerConfig
 
-ALIASES = {"tensor_parallel_size": ("-tp",)}
+ALIASES = {"tensor_parallel_size": ("-tp",), "gpu_memory_utilization": ("--device-memory-utilization",)}
 """Short forms that vLLM's users know."""
 
 SECTIONS: dict[type, str] = {
@@ -53,6 +53,11 @@ class Flag:
     def option(self) -> str:
         """The flag as typed, such as `--max-model-len`."""
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is on or off and takes no value."""
+        return self.annotation is bool
 
     @property
     def shown_default(self) -> str:
@@ -196,13 +201,39 @@ class FlagParser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """As argparse does, but an unknown flag is refused here, where the flags that exist are known."""
+        """As argparse does, but an unknown flag is refused here, where the flags that exist are known.
+
+        `--help=WORD` shows only the flags that have the word in their name, their help or their group's title.
+        """
+        for argument in args or ():
+            if argument.startswith("--help=") and not (self._subparsers and args[0] != argument):
+                self._print_matching(argument.partition("=")[2])
+                self.exit(0)
         namespace, rest = super().parse_known_args(args, namespace)
         if rest:
             known = [option for option in self._option_string_actions if option.startswith("--")]
             close = difflib.get_close_matches(rest[0].partition("=")[0], known, n=1)
             self.error(f"unknown argument {rest[0]}" + (f", did you mean {close[0]}?" if close else ""))
         return namespace, rest
+
+    def _print_matching(self, word: str) -> None:
+        wanted = word.lower().replace("_", "-")
+        formatter = self._get_formatter()
+        num_found = 0
+        for group in self._action_groups:
+            is_whole = wanted == "all" or wanted in (group.title or "").lower()
+            found = [
+                action
+                for action in group._group_actions
+                if is_whole or wanted in f"{' '.join(action.option_strings)} {action.help}".lower()
+            ]
+            if found:
+                formatter.start_section(group.title)
+                formatter.add_arguments(found)
+                formatter.end_section()
+            num_found += len(found)
+        text = formatter.format_help() if num_found else ""
+        print(f"{self.prog}: {num_found} arguments with {word!r}\n{text}", end="")
 
     def error(self, message: str) -> NoReturn:
         """Print one line on stderr and exit with status 2."""

@@ -1,7 +1,7 @@
 """What the server counts, under vLLM's metric names, so that its dashboards and routers work unchanged."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -35,6 +35,7 @@ COUNTERS = {
     "vllm:prefix_cache_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
     "vllm:num_preemptions": ("num_preemptions", "Requests put back into the queue for want of pages."),
     "vllm:prompt_tokens": ("prompt_tokens", "Prompt tokens of the requests that were begun."),
+    "vllm:prompt_tokens_cached": ("prefix_cache_hits", "Prompt tokens that did not have to be computed."),
     "vllm:generation_tokens": ("generation_tokens", "Tokens generated."),
     "paxserve:steps": ("num_steps", "Steps of the engine."),
     "paxserve:recompilations": ("recompilations", "Compilations while serving; each one is a bug."),
@@ -49,6 +50,34 @@ GAUGES = {
     "paxserve:wasted_tokens": ("wasted_tokens", "KV positions allocated to requests and holding no token."),
 }
 """Gauges that follow a field of `EngineStats`."""
+
+
+StatsValue = Callable[[EngineStats], int]
+
+
+def _cached(stats: EngineStats) -> int:
+    return stats.prefix_cache_hits
+
+
+def _computed(stats: EngineStats) -> int:
+    return max(0, stats.prompt_tokens - stats.prefix_cache_hits)
+
+
+def _none(stats: EngineStats) -> int:
+    return 0
+
+
+SHARES: dict[str, tuple[str, dict[str, StatsValue]]] = {
+    "vllm:prompt_tokens_by_source": (
+        "source",
+        {"computed": _computed, "local_cache_hit": _cached, "external_kv_transfer": _none},
+    ),
+    "vllm:prompt_tokens_cached_by_source": (
+        "source",
+        {"device": _cached, "host": _none, "p2p": _none, "disk": _none, "external_unspecified": _none},
+    ),
+}
+"""Counters of prompt tokens by where they came from; there is no cache but the one on the device."""
 
 
 def powers_of_ten(limit: int) -> list[int]:
@@ -71,7 +100,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
         ProcessCollector(registry=self.registry)
-        self._counters = {field: self._counter(name, text) for name, (field, text) in COUNTERS.items()}
+        self._counters = [(field, self._counter(name, text)) for name, (field, text) in COUNTERS.items()]
+        self._shares = [self._share(name, label, parts) for name, (label, parts) in SHARES.items()]
+        self._waiting = self._by_label("vllm:num_requests_waiting_by_reason", "Requests in the queue.", "reason")
         self._gauges = {field: self._gauge(name, text) for name, (field, text) in GAUGES.items()}
         self._cache_usage = self._gauge("vllm:kv_cache_usage_perc", "Share of the KV pages that requests hold, 0 to 1.")
         self._phases = Counter(
@@ -84,12 +115,7 @@ class Metrics:
             registry=self.registry,
         )
         self._finished = {reason: finished.labels(**self._labels, finished_reason=reason) for reason in FINISH_REASONS}
-        self._sleep = Gauge(
-            "vllm:engine_sleep_state",
-            "1 for the state that the engine is in.",
-            (*LABELS, "sleep_state"),
-            registry=self.registry,
-        )
+        self._sleep = self._by_label("vllm:engine_sleep_state", "1 for the state that the engine is in.", "sleep_state")
         self.record_sleep(False)
         self._refused = Counter(
             "vllm:admission_rejections",
@@ -112,10 +138,15 @@ class Metrics:
     def record_stats(self, stats: EngineStats) -> None:
         """Take over a snapshot of the engine core."""
         last = self._last
-        for field, counter in self._counters.items():
+        for field, counter in self._counters:
             difference = getattr(stats, field) - getattr(last, field)
             if difference > 0:
                 counter.inc(difference)
+        for share in self._shares:
+            for value, counter in share:
+                counter.inc(max(0, value(stats) - value(last)))
+        self._waiting.labels(**self._labels, reason="capacity").set(stats.num_waiting)
+        self._waiting.labels(**self._labels, reason="deferred").set(0)  # nothing is waited for but room
         for field, gauge in self._gauges.items():
             gauge.set(getattr(stats, field))
         self._cache_usage.set(stats.num_pages_in_use / stats.num_pages if stats.num_pages else 0.0)
@@ -169,6 +200,9 @@ class Metrics:
         self.longest_output = self._histogram(
             "vllm:request_max_num_generation_tokens", "Tokens of a request's longest choice.", lengths
         )
+        self.computed_length = self._histogram(
+            "vllm:request_prefill_kv_computed_tokens", "Prompt tokens of a request that were computed.", lengths
+        )
         self.max_tokens = self._histogram("vllm:request_params_max_tokens", "max_tokens of a request.", lengths)
         self.num_choices = self._histogram("vllm:request_params_n", "n of a request.", (1, 2, 5, 10, 20))
         self.preemptions = self._histogram(
@@ -177,6 +211,13 @@ class Metrics:
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, LABELS, registry=self.registry).labels(**self._labels)
+
+    def _share(self, name: str, label: str, parts: Mapping[str, StatsValue]) -> list[tuple[StatsValue, Counter]]:
+        counter = Counter(name, "Prompt tokens by where they came from.", (*LABELS, label), registry=self.registry)
+        return [(value, counter.labels(**self._labels, **{label: part})) for part, value in parts.items()]
+
+    def _by_label(self, name: str, text: str, label: str) -> Gauge:
+        return Gauge(name, text, (*LABELS, label), registry=self.registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, LABELS, registry=self.registry).labels(**self._labels)
@@ -248,6 +289,8 @@ class RequestMetrics:
             return
         metrics, params = self._metrics, progress.request.params
         metrics.prompt_length.observe(len(progress.request.prompt_token_ids))
+        computed = len(progress.request.prompt_token_ids) - output.num_cached_tokens
+        metrics.computed_length.observe(max(0, computed))
         metrics.output_length.observe(sum(progress.num_tokens))
         metrics.longest_output.observe(max(progress.num_tokens))
         metrics.num_choices.observe(params.n)

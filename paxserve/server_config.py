@@ -3,6 +3,7 @@
 As in `config`, flags, `--help` and the README's table are made from the fields and the docstrings under them.
 """
 
+import os
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,6 +22,20 @@ class ListenConfig:
     """Address to listen on; by default 127.0.0.1, or every interface once there is an API key."""
     port: int = 8000
     """Port to listen on; 0 picks a free one and prints it."""
+    uds: str | None = None
+    """Path of a Unix socket to listen on instead of host and port."""
+    root_path: str | None = None
+    """Path under which a proxy shows the server; the proxy cuts it off."""
+    ssl_keyfile: str | None = None
+    """File with the private key, for HTTPS."""
+    ssl_certfile: str | None = None
+    """File with the certificate and its chain, for HTTPS."""
+    ssl_ca_certs: str | None = None
+    """File with the certificates that vouch for clients' ones."""
+    ssl_cert_reqs: int = 0
+    """Whether clients must show a certificate: 0 no, 1 if they have one, 2 yes."""
+    timeout_keep_alive: int = 5
+    """Seconds that a connection without a request is kept."""
     api_key: list[str] = field(default_factory=list)
     """Keys that clients may present; with none, the server is open (also from PAXSERVE_API_KEY, VLLM_API_KEY)."""
     admin_api_key: list[str] = field(default_factory=list)
@@ -160,6 +175,14 @@ class ServerConfig(ListenConfig, LimitConfig, AnswerConfig, OperationConfig):
             object.__setattr__(self, "api_key", [key] if key else [])
         if self.host is None:
             object.__setattr__(self, "host", EVERYWHERE if self.api_key else LOOPBACK)
+        self._expect(self.ssl_cert_reqs in (0, 1, 2), "ssl_cert_reqs", "0, 1 or 2")
+        self._expect(self.timeout_keep_alive >= 1, "timeout_keep_alive", "at least 1")
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            raise ConfigError("ssl_keyfile and ssl_certfile need each other.")
+        for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
+            path = getattr(self, name)
+            self._expect(path is None or os.access(path, os.R_OK), name, "a file that can be read")
+        self._expect(not self.root_path or self.root_path.startswith("/"), "root_path", "a path such as /models")
         self._expect(0 <= self.port < 65536, "port", "between 0 and 65535")
         self._expect(self.shutdown_timeout >= 0, "shutdown_timeout", "at least 0")
         for name in AT_LEAST_ONE:

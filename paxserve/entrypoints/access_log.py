@@ -1,4 +1,4 @@
-"""One line in the log for each request, its id in the answer's headers, and the count of requests under way."""
+"""One line in the log for each request, its id in the answer's headers, and what is counted of it."""
 
 import logging
 import time
@@ -7,6 +7,7 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from paxserve.entrypoints.http_metrics import HttpMetrics
 from paxserve.entrypoints.protocol.generation import MAX_REQUEST_ID, is_plain_text
 from paxserve.server_config import ServerConfig
 
@@ -25,8 +26,8 @@ class RequestLoad:
 class AccessLog:
     """ASGI middleware around all others: it also sees the requests that they refuse."""
 
-    def __init__(self, app: ASGIApp, config: ServerConfig, load: RequestLoad) -> None:
-        self.app, self.load = app, load
+    def __init__(self, app: ASGIApp, config: ServerConfig, load: RequestLoad, metrics: HttpMetrics) -> None:
+        self.app, self.load, self.metrics = app, load, metrics
         self.is_on = not config.disable_uvicorn_access_log
         self.silent = frozenset(config.disable_access_log_for_endpoints)
         self.sends_id = config.enable_request_id_headers
@@ -38,10 +39,11 @@ class AccessLog:
             return
         asked = Headers(scope=scope).get("x-request-id", "")
         request_id = asked if is_plain_text(asked, MAX_REQUEST_ID) else uuid.uuid4().hex
-        started, status = time.perf_counter(), 0
+        started, status, sent = time.perf_counter(), 0, 0
 
         async def watched(message: Message) -> None:
-            nonlocal status
+            nonlocal status, sent
+            sent += len(message.get("body", b""))
             if message["type"] == "http.response.start":
                 status = message["status"]
                 if self.sends_id:
@@ -54,8 +56,12 @@ class AccessLog:
             await self.app(scope, receive, watched)
         finally:
             self.load.count -= is_work
+            seconds = time.perf_counter() - started
+            handler = getattr(scope.get("route"), "path", "none")
+            received = scope.get("state", {}).get("body_bytes", 0)
+            self.metrics.record(handler, scope["method"], status, seconds, received, sent)
             if self.is_on and scope["path"] not in self.silent:
-                self.log(scope, status, time.perf_counter() - started, request_id)
+                self.log(scope, status, seconds, request_id)
 
     def log(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
         """Write the line; what a client sent is quoted, so that it cannot write lines of its own."""

@@ -15,6 +15,7 @@ from paxserve.entrypoints.access_log import AccessLog
 from paxserve.entrypoints.auth import ApiKeyGuard
 from paxserve.entrypoints.context import ServingContext
 from paxserve.entrypoints.errors import add_error_handlers
+from paxserve.entrypoints.http_metrics import HttpMetrics
 from paxserve.entrypoints.request_guard import RequestGuard
 
 
@@ -51,5 +52,6 @@ def create_app(context: ServingContext) -> FastAPI:
             allow_headers=config.allowed_headers,
             allow_credentials=config.allow_credentials,
         )
-    app.add_middleware(AccessLog, config=config, load=context.load)
+    metrics = HttpMetrics(context.engine.metrics.registry)
+    app.add_middleware(AccessLog, config=config, load=context.load, metrics=metrics)
     return app

@@ -4,6 +4,7 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 
+from starlette._utils import get_route_path  # the very function by which the router decides
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paxserve.entrypoints.errors import error_body, error_response
@@ -43,7 +44,7 @@ class ApiKeyGuard:
 
     def is_allowed(self, scope: Scope) -> bool:
         """Whether the request may pass; takes equally long for every wrong key."""
-        path = scope.get("path")
+        path = get_route_path(scope)
         if path in self.admin_paths:
             return bears(scope, self.admin_keys)
         if not self.keys or path in self.open_paths:

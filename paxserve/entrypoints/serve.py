@@ -3,11 +3,13 @@
 import importlib
 import ipaddress
 import logging
+import os
 import signal
 import socket
+import stat
 import time
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from paxserve.config import EngineConfig
 from paxserve.engine.core_client import ENGINE_CORE, CoreClient
@@ -32,7 +34,7 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig, *, core
     configure_logging(form=server_config.log_format)
     # Before anything is loaded: a port that is taken should not be found out a minute later.
     with listen(server_config) as listener:
-        waiting_room = WaitingRoom(listener)
+        waiting_room = WaitingRoom(listener, is_secret=server_config.ssl_certfile is not None)
         warn_if_open(server_config)
         if engine_config.model.model == DEMO_MODEL_ALIAS:
             demo_model_path()  # fetched once, rather than by the core and by this process at the same time
@@ -57,6 +59,8 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 def listen(config: ServerConfig) -> socket.socket:
     """A socket that listens on the server's address, so that nobody else can."""
+    if config.uds is not None:
+        return listen_on_path(config.uds)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -64,21 +68,40 @@ def listen(config: ServerConfig) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise ConfigError(f"host {config.host!r} is no address to listen on: {error}.") from None
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bind(listener, address, f"{config.host}:{config.port}", "Choose another --port.")
+    return listener
+
+
+def listen_on_path(path: str) -> socket.socket:
+    """The same for a Unix socket; one that a server left behind makes room."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(path)
+            except ConnectionRefusedError:
+                os.unlink(path)
+    bind(listener, path, path, "Choose another --uds.")
+    os.chmod(path, 0o600)
+    return listener
+
+
+def bind(listener: socket.socket, address: Any, shown: str, advice: str) -> None:
+    """Bind and listen. Raises `ConfigError`, and closes the socket, when that cannot be."""
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         # Two sockets may be bound to one port as long as neither listens.
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(
-            f"Cannot listen on {config.host}:{config.port}: {error.strerror}. Choose another --port."
-        ) from None
-    return listener
+        raise ConfigError(f"Cannot listen on {shown}: {error.strerror}. {advice}") from None
 
 
 def warn_if_open(config: ServerConfig) -> None:
     """Say so when anybody on the network could use the server."""
+    if config.uds is not None:
+        return
     try:
         is_local = ipaddress.ip_address(config.host or "").is_loopback
     except ValueError:

@@ -89,6 +89,12 @@ def run(
         log_level=server_config.uvicorn_log_level,
         access_log=False,  # AccessLog knows more of a request
         timeout_graceful_shutdown=LAST_ANSWERS_SECONDS,
+        timeout_keep_alive=server_config.timeout_keep_alive,
+        root_path=server_config.root_path or "",
+        ssl_keyfile=server_config.ssl_keyfile,
+        ssl_certfile=server_config.ssl_certfile,
+        ssl_ca_certs=server_config.ssl_ca_certs,
+        ssl_cert_reqs=server_config.ssl_cert_reqs,
         server_header=False,
         http=bounded_protocol(server_config.h11_max_incomplete_event_size),
         ws="none",
@@ -133,10 +139,9 @@ async def _serve(
     gc.collect()
     gc.freeze()  # what is loaded by now stays: full collections would walk it all and delay every stream
     waiting_room.close()  # from here on clients wait in line rather than being turned away
-    host, port = listener.getsockname()[:2]
     logger.info(
-        "Serving %s on http://%s:%d (%.1f s after the start)",
-        ", ".join(context.model_names), f"[{host}]" if ":" in host else host, port, time.monotonic() - started,
+        "Serving %s on %s (%.1f s after the start)",
+        ", ".join(context.model_names), shown_address(listener, server_config), time.monotonic() - started,
     )  # fmt: skip
     await server.serve(sockets=[listener])
     signals.ignore()
@@ -146,12 +151,21 @@ async def _serve(
     return 1 if engine.dead_error is not None else 0
 
 
+def shown_address(listener: socket.socket, config: ServerConfig) -> str:
+    """Where clients find the server."""
+    if config.uds is not None:
+        return f"unix:{config.uds}"
+    host, port = listener.getsockname()[:2]
+    scheme = "http" if config.ssl_certfile is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 async def _load(
     client: CoreClient, engine_config: EngineConfig, server_config: ServerConfig, signals: StopSignals
 ) -> tuple[ModelInfo, Tokenizer | None, str | None] | None:
     """What the core and the front know when both are ready; None when told to stop before that."""
     ready = asyncio.ensure_future(client.ready())
-    front = asyncio.ensure_future(asyncio.to_thread(_load_front, engine_config, server_config))
+    front = asyncio.ensure_future(asyncio.to_thread(load_front, engine_config, server_config))
     stop = asyncio.ensure_future(signals.asked.wait())
     try:
         waiting = {ready, front}
@@ -169,7 +183,7 @@ async def _load(
         await asyncio.gather(ready, front, stop, return_exceptions=True)
 
 
-def _load_front(engine_config: EngineConfig, server_config: ServerConfig) -> tuple[Tokenizer | None, str | None]:
+def load_front(engine_config: EngineConfig, server_config: ServerConfig) -> tuple[Tokenizer | None, str | None]:
     """The tokenizer, and the chat template that replaces its own."""
     chat_template = read_chat_template(server_config.chat_template)
     model = engine_config.model

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 import time
@@ -61,17 +62,19 @@ class RunningServer:
         self.process.stdout.close()
         wait_gone(core)
 
-    def wait_ready(self) -> str:
+    def wait_ready(self, *, uds: str | None = None, verify: str | bool = True) -> str:
         """The address, once it answers."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.log += line
-            if found := re.search(r"Serving fake on (http://\S+)", line):
-                url = found[1]
+            if found := re.search(r"Serving fake on ((?:https?|unix):\S+)", line):
+                url = "http://socket" if uds else found[1]
                 break
         else:
             raise AssertionError(f"The server ended:\n{self.log}")
-        with httpx.Client() as http:
+        trust: Any = True if verify is True else ssl.create_default_context(cafile=str(verify))
+        transport = httpx.HTTPTransport(uds=uds, verify=trust)
+        with httpx.Client(transport=transport) as http:
             for _ in range(100):
                 try:
                     if http.get(f"{url}/health").status_code == 200:

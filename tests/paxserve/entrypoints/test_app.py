@@ -4,6 +4,7 @@ import re
 import pytest
 
 import paxserve
+from paxserve.messages import EngineStats
 from tests.paxserve.fake_core import CRASH
 from tests.paxserve.serving import Serving, run
 from tests.small_tokenizers import byte_level_tokenizer
@@ -172,6 +173,58 @@ def test_metrics_tell_what_happened():
     assert info
     assert 'block_size="16"' in info[1]
     assert 'num_gpu_blocks="100"' in info[1]
+
+
+def test_prompt_tokens_are_told_by_their_source():
+    async def test(served: Serving):
+        stats = EngineStats(
+            num_pages=100, prompt_tokens=50, prefix_cache_queries=50, prefix_cache_hits=32, num_waiting=2
+        )
+        served.engine.metrics.record_stats(stats)
+        return (await served.http.get("/metrics")).text
+
+    text = run(test)
+    assert value_of(text, "vllm:prompt_tokens_cached_total") == 32
+    for source, value in (("computed", 18), ("local_cache_hit", 32), ("external_kv_transfer", 0)):
+        assert value_of(text, "vllm:prompt_tokens_by_source_total", source=source) == value
+    assert value_of(text, "vllm:prompt_tokens_cached_by_source_total", source="device") == 32
+    assert value_of(text, "vllm:num_requests_waiting_by_reason", reason="capacity") == 2
+    assert value_of(text, "vllm:num_requests_waiting_by_reason", reason="deferred") == 0
+
+
+def test_http_requests_are_counted_by_route():
+    async def test(served: Serving):
+        await served.complete("Hello", max_tokens=2, stream=True)
+        await served.complete(temperature=9)
+        await served.http.get("/v1/models/nothing")
+        await served.http.request("BREW", "/v1/models")
+        await served.http.get("/health")
+        return (await served.http.get("/metrics")).text
+
+    text = run(test)
+    counted = {line for line in text.splitlines() if line.startswith("http_requests_total{")}
+    assert counted == {
+        'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 1.0',
+        'http_requests_total{handler="/v1/completions",method="POST",status="4xx"} 1.0',
+        'http_requests_total{handler="/v1/models/{name:path}",method="GET",status="4xx"} 1.0',
+        'http_requests_total{handler="/v1/models",method="OTHER",status="4xx"} 1.0',
+    }
+    assert 'http_request_duration_seconds_count{handler="/v1/completions",method="POST"} 2.0' in text
+    assert "http_request_duration_highr_seconds_count 4.0" in text
+    assert 'http_response_size_bytes_count{handler="/v1/completions"} 2.0' in text
+
+
+def test_under_the_path_of_a_proxy():
+    async def test(served: Serving):
+        scope_of = served.http._transport.root_path
+        served.http._transport.root_path = "/models"
+        try:
+            open_, shut = await served.http.get("/models/health"), await served.http.get("/models/v1/models")
+        finally:
+            served.http._transport.root_path = scope_of
+        return open_.status_code, shut.status_code
+
+    assert run(test, api_key=["secret"]) == (200, 401)
 
 
 def test_histograms_have_vllms_buckets():

@@ -21,6 +21,8 @@ from tests.paxserve.fake_core import CRASH, SCRIPT, VANISH
 from tests.paxserve.running_server import RunningServer, wait_gone
 from tests.small_tokenizers import CHATML, byte_level_tokenizer
 
+GOLDENS = Path(__file__).parents[2] / "goldens"
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
@@ -149,6 +151,29 @@ def test_while_it_drains_it_is_not_ready_and_takes_nothing_new(folder):
                     assert refused.headers["retry-after"]
                 assert list(lines)[-2] == "data: [DONE]"
         assert server.wait_exit() == 0
+
+
+def test_over_tls(folder):
+    tls = GOLDENS / "tls"
+    files = {"ssl_keyfile": str(tls / "key.pem"), "ssl_certfile": str(tls / "cert.pem")}
+    with RunningServer(folder, **files) as server:
+        url = server.wait_ready(verify=str(tls / "cert.pem"))
+        assert url.startswith("https://127.0.0.1:")
+        with pytest.raises(httpx.TransportError):
+            httpx.get(url.replace("https", "http") + "/health")
+
+
+def test_on_a_unix_socket(folder):
+    with tempfile.TemporaryDirectory(prefix="pax") as place:
+        path = str(Path(place, "socket"))
+        with socket.socket(socket.AF_UNIX) as left_behind:
+            left_behind.bind(path)
+        with RunningServer(folder, uds=path) as server:
+            server.wait_ready(uds=path)
+            assert Path(path).stat().st_mode & 0o777 == 0o600
+            with RunningServer(folder, uds=path) as second:
+                assert second.wait_exit() == 1
+                assert f"Cannot listen on {path}" in second.log
 
 
 def test_a_second_signal_insists(folder):
