@@ -146,6 +146,8 @@ class OperationConfig:
     """Do not log each request."""
     disable_access_log_for_endpoints: list[str] = field(default_factory=list)
     """Paths whose requests are not logged, such as /health and /metrics."""
+    otlp_traces_endpoint: str | None = None
+    """Address of an OpenTelemetry collector that gets a trace of each request (OTLP over HTTP, as JSON)."""
     shutdown_timeout: float = 30.0
     """Seconds that running requests get to finish after SIGTERM; meanwhile /health and new requests get 503."""
 
@@ -198,6 +200,9 @@ class ServerConfig(ListenConfig, LimitConfig, AnswerConfig, OperationConfig):
             raise ConfigError("fingerprint_mode=custom and fingerprint_value need each other.")
         self._expect(self.max_stop_strings >= 0, "max_stop_strings", "at least 0")
         self._expect(0 <= self.max_bad_words <= MAX_BAD_WORDS, "max_bad_words", f"between 0 and {MAX_BAD_WORDS}")
+        endpoint = self.otlp_traces_endpoint
+        is_http = endpoint is None or endpoint.startswith(("http://", "https://"))
+        self._expect(is_http, "otlp_traces_endpoint", "an address such as http://collector:4318")
         for name in ("api_key", "admin_api_key"):
             # The message must not show a key.
             if not all(key.strip() == key != "" for key in getattr(self, name)):

@@ -19,6 +19,7 @@ from paxserve.messages import EngineRequest, EngineStats
 from paxserve.metrics import Metrics
 from paxserve.outputs import RequestOutput
 from paxserve.sampling_params import SamplingParams
+from paxserve.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,9 @@ class AsyncEngine:
         metrics: Metrics,
         on_death: Callable[[EngineDeadError], None] | None = None,
         admission: Admission | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
+        self.tracer = tracer
         self.admission = admission or Admission()
         self.client = client
         self.input_processor = input_processor
@@ -101,6 +104,8 @@ class AsyncEngine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._fail_all(EngineDeadError("The server is shutting down."))
         self._worker.shutdown(wait=False, cancel_futures=True)
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
 
     @property
     def num_unfinished(self) -> int:
@@ -143,6 +148,7 @@ class AsyncEngine:
         prompts: Sequence[str | None] | None = None,
         *,
         interval: int = 1,
+        traceparent: str | None = None,
     ) -> RequestStream:
         """Start requests together; the stream must be read to its end or closed. Deltas have `interval` tokens."""
         self.check_alive()
@@ -163,6 +169,8 @@ class AsyncEngine:
             for request in requests:
                 self._streams[request.request_id] = stream
                 self.metrics.requests.begin(request)
+                if self.tracer is not None:
+                    self.tracer.begin(request, traceparent)
                 self.client.add_request(request)
         except BaseException:
             stream.close()  # all of them or none: what was sent already is aborted
@@ -282,9 +290,14 @@ class AsyncEngine:
         stream = self._streams.get(output.request_id)
         if output.finished:
             self._streams.pop(output.request_id, None)
-            self.metrics.requests.end(output)
+            self._record_end(output)
         if stream is not None:
             stream.put(output)
+
+    def _record_end(self, output: RequestOutput) -> None:
+        self.metrics.requests.end(output)
+        if self.tracer is not None:
+            self.tracer.end(output)
 
     def _refuse(self, refusal: wire.Refused) -> None:
         stream = self._streams.get(refusal.request_id)
@@ -303,7 +316,7 @@ class AsyncEngine:
             self._streams.pop(output.request_id, None)
             for choice in output.outputs:
                 self.metrics.record_finish(choice.finish_reason or "abort")
-            self.metrics.requests.end(output)
+            self._record_end(output)
         if self.dead_error is None:
             self.client.abort_requests([(request_id, None) for request_id in request_ids])
 

@@ -62,7 +62,9 @@ async def answer(
     """
     is_stream, keep_alive = bool(options.stream), context.server_config.sse_keep_alive_interval
     kind = OutputKind.DELTA if is_stream else OutputKind.FINAL_ONLY
-    stream = context.engine.submit(requests, kind, prompts, interval=options.stream_interval or 1)
+    stream = context.engine.submit(
+        requests, kind, prompts, interval=options.stream_interval or 1, traceparent=request.headers.get("traceparent")
+    )
     try:
         if not is_stream:
             return writer.respond(await until_disconnect(request, collect(stream, len(requests))))

@@ -30,6 +30,7 @@ from paxserve.loaders.tokenizer import Tokenizer
 from paxserve.messages import ModelInfo
 from paxserve.metrics import Metrics
 from paxserve.server_config import ServerConfig
+from paxserve.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -224,7 +225,9 @@ def build_engine(
         max_tokens=server_config.max_num_queued_tokens,
         on_refusal=metrics.record_refusal,
     )
-    return AsyncEngine(client, inputs, OutputProcessor(tokenizer), metrics, admission=admission)
+    endpoint = server_config.otlp_traces_endpoint
+    tracer = Tracer(endpoint, name) if endpoint else None
+    return AsyncEngine(client, inputs, OutputProcessor(tokenizer), metrics, admission=admission, tracer=tracer)
 
 
 class Stopper:

@@ -67,7 +67,7 @@ class RunningServer:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.log += line
-            if found := re.search(r"Serving fake on ((?:https?|unix):\S+)", line):
+            if found := re.search(r"Serving fake.* on ((?:https?|unix):\S+)", line):
                 url = "http://socket" if uds else found[1]
                 break
         else:

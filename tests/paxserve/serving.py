@@ -16,6 +16,7 @@ from paxserve.entrypoints.app import create_app
 from paxserve.entrypoints.context import ServingContext
 from paxserve.metrics import Metrics
 from paxserve.server_config import ServerConfig
+from paxserve.tracing import Tracer
 from tests.paxserve.fake_core import FakeCore
 from tests.paxserve.local_client import LocalClient
 from tests.small_tokenizers import byte_level_tokenizer
@@ -49,7 +50,10 @@ class Serving:
             max_tokens=config.max_num_queued_tokens,
             on_refusal=metrics.record_refusal,
         )
-        self.engine = AsyncEngine(self.client, inputs, OutputProcessor(tokenizer), metrics, admission=admission)
+        tracer = Tracer(config.otlp_traces_endpoint, "fake") if config.otlp_traces_endpoint else None
+        self.engine = AsyncEngine(
+            self.client, inputs, OutputProcessor(tokenizer), metrics, admission=admission, tracer=tracer
+        )
         self.context = ServingContext(
             engine=self.engine,
             engine_config=self.engine_config,

@@ -1,5 +1,7 @@
 import asyncio
+import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -177,11 +179,9 @@ def test_metrics_tell_what_happened():
 
 def test_prompt_tokens_are_told_by_their_source():
     async def test(served: Serving):
-        stats = EngineStats(
-            num_pages=100, prompt_tokens=50, prefix_cache_queries=50, prefix_cache_hits=32, num_waiting=2
-        )
+        stats = EngineStats(num_pages=9, prompt_tokens=50, prefix_cache_hits=32, num_waiting=2)
         served.engine.metrics.record_stats(stats)
-        return (await served.http.get("/metrics")).text
+        return served.engine.metrics.render().decode()
 
     text = run(test)
     assert value_of(text, "vllm:prompt_tokens_cached_total") == 32
@@ -212,6 +212,25 @@ def test_http_requests_are_counted_by_route():
     assert 'http_request_duration_seconds_count{handler="/v1/completions",method="POST"} 2.0' in text
     assert "http_request_duration_highr_seconds_count 4.0" in text
     assert 'http_response_size_bytes_count{handler="/v1/completions"} 2.0' in text
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are():
+    dashboard = json.loads((Path(paxserve.__file__).parent.parent / "docs/grafana.json").read_text())
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"(?:vllm|paxserve):\w+|http_\w+", target["expr"])
+    }
+
+    async def test(served: Serving):
+        await served.complete(max_tokens=2)
+        served.engine.metrics.record_stats(EngineStats(num_pages=9, step_seconds={"wait": 1.0}))
+        return (await served.http.get("/metrics")).text
+
+    told = {line.split("{")[0].split(" ")[0] for line in run(test).splitlines() if not line.startswith("#")}
+    assert len(asked) > 20
+    assert asked <= told
 
 
 def test_under_the_path_of_a_proxy():
