@@ -157,7 +157,7 @@ class EngineCore:
         if self._is_asleep or self.scheduler.has_unfinished():
             return False
         while self._launched:  # what was aborted in mid-step
-            self._aborted += self.step()
+            self._aborted = self.step()
         self.scheduler.reset_prefix_cache()
         self.runner.sleep()
         self._is_asleep = True

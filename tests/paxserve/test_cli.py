@@ -12,8 +12,9 @@ from paxserve import cli
 from paxserve.errors import ConfigError
 
 COMMANDS = [
-    *(["serve"], ["generate"], ["chat"], ["version"], ["bench"]),
+    *(["serve"], ["generate"], ["chat"], ["version"], ["bench"], ["run-batch"]),
     *(["bench", "serve"], ["bench", "throughput"], ["bench", "latency"], ["bench", "workload"], ["bench", "startup"]),
+    *(["bench", "host"], ["bench", "stall"], ["bench", "simulate"], ["bench", "front"]),
 ]
 
 
