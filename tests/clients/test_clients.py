@@ -40,8 +40,10 @@ def test_openai(url):
     answer = client.chat.completions.create(model="fake", messages=HELLO, max_tokens=12)
     text = answer.choices[0].message.content
     assert text
-    with client.chat.completions.stream(model="fake", messages=HELLO, max_tokens=12) as stream:
-        assert stream.get_final_completion().choices[0].message.content == text
+    ended = {"model": "fake", "messages": HELLO, "max_tokens": 40, "stop": ["three"]}
+    with client.chat.completions.stream(**ended) as stream:  # refuses answers that are cut off
+        whole = client.chat.completions.create(**ended).choices[0].message.content
+        assert stream.get_final_completion().choices[0].message.content == whole
     response = client.responses.create(model="fake", input="Hello", max_output_tokens=12)
     assert response.output_text == text
     with client.responses.stream(model="fake", input="Hello", max_output_tokens=12) as events:
@@ -118,7 +120,7 @@ def test_instructor_reads_an_answer_into_a_model(url):
 
     with pytest.raises(InstructorRetryException) as failed:
         client.chat.completions.create(
-            model="fake", response_model=Greeting, messages=HELLO, max_tokens=12, max_retries=1
+            model="fake", response_model=Greeting, messages=HELLO, max_tokens=40, stop=["three"], max_retries=1
         )
     assert failed.value.last_completion.choices[0].message.content
 
