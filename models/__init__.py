@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-NOT_FAMILIES = {"inputs", "layers"}
+NOT_FAMILIES = {"inputs", "layers", "verified"}
 
-__all__ = ["architectures", "find_architecture"]
+__all__ = ["architectures", "find_architecture", "named_architecture"]
 
 
 def architectures() -> list[str]:
@@ -26,10 +26,15 @@ def find_architecture(hf_config: Mapping[str, Any]) -> ModuleType:
     model_type = hf_config.get("model_type")
     if not isinstance(model_type, str):
         raise ValueError("config.json has no model_type: it is not a checkpoint of the transformers library.")
+    return importlib.import_module(f"{__name__}.{named_architecture(model_type)}")
+
+
+def named_architecture(model_type: str) -> str:
+    """The name of a `model_type`'s module; `ValueError` names the closest one if there is none."""
     name = model_type.replace("-", "_")
     known = architectures()
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
         hint = f" The closest one is {close[0]}." if close else ""
         raise ValueError(f"model_type {model_type!r} is not supported: expected one of {', '.join(known)}.{hint}")
-    return importlib.import_module(f"{__name__}.{name}")
+    return name

@@ -27,7 +27,11 @@ class Config(GemmaConfig):
     def derive(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """Adds the layers that slide, and both rotations where they are given in the older keys."""
         local_theta = config.get("rope_local_base_freq") or 1e4
-        return super().derive({**config, "rope_parameters": None}) | {
+        values = super().derive({**config, "rope_parameters": None, "use_bidirectional_attention": None})
+        if config.get("use_bidirectional_attention"):
+            # EmbeddingGemma's window spans both sides.
+            values |= {"is_causal": False, "sliding_window": (config.get("sliding_window") or 4096) // 2 + 1}
+        return values | {
             "layer_types": layer_pattern(config, config.get("sliding_window_pattern") or 6),
             **rope_by_layer_type(config, theta=1e6, local_theta=local_theta),
         }

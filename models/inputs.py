@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int32
 
+from pallas_kernels.ragged_attention import ragged_attention
 from pallas_kernels.ragged_paged_attention import kv_head_axis, ragged_paged_attention
 from pallas_kernels.ragged_paged_attention.metadata import AttentionMetadata
 from sharding.mesh import TENSOR
@@ -27,6 +28,8 @@ class Batch:
     token_ids: Int32[Array, " T"]
     positions: Int32[Array, " T"]
     """Position of each token in its sequence; 0 for padding."""
+    token_types: Int32[Array, " T"] | None = None
+    """Which of two texts each token is of (0 or 1), for encoders that read pairs; None is all 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,3 +103,43 @@ class PagedKVCache:
             out_specs=(heads, pool),
             check_vma=False,
         )
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class WholePrompts:
+    """In the place of a cache where every row of the batch is whole: tokens attend to their row, nothing is kept."""
+
+    cu_lens: Int32[Array, " R+1"]
+    """Where each row starts; tokens from the last entry on are padding."""
+    is_causal: bool = dataclasses.field(metadata={"static": True})
+    expert_backend: str = dataclasses.field(default="ragged", metadata={"static": True})
+    """How the products of mixture-of-experts layers are computed: see `pallas_kernels.grouped_matmul`."""
+    pool: Any = ()
+
+    @property
+    def metadata(self) -> AttentionMetadata:
+        """The rows as layers other than attention see them: there are no pages."""
+        lengths = self.cu_lens[1:] - self.cu_lens[:-1]
+        return AttentionMetadata(self.cu_lens, lengths, jnp.zeros((lengths.shape[0], 0), jnp.int32), jnp.int32(0))
+
+    def attend(
+        self,
+        layer: int | Int32[Array, ""],
+        q: Float[Array, "T N H"],
+        k: Float[Array, "T K H"],
+        v: Float[Array, "T K H"],
+        *,
+        scale: float,
+        window: int | Int32[Array, ""] | None = None,
+        softcap: float | None = None,
+        sinks: Float[Array, " N"] | None = None,
+    ) -> tuple[Float[Array, "T N H"], Self]:
+        """Attend within each row, and forwards too unless causal.
+
+        A `window` W lets tokens see others less than W away; None or 0 is no window.
+        """
+        out = ragged_attention(
+            q, k, v, self.cu_lens, scale=scale, is_causal=self.is_causal, window=window, softcap=softcap, sinks=sinks
+        )
+        return out, self

@@ -14,21 +14,33 @@ if TYPE_CHECKING:
     from paxserve.errors import ConfigError, EngineDeadError, PaxserveError, RequestError
     from paxserve.llm import LLM
     from paxserve.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+    from paxserve.pooling_outputs import (
+        ClassificationRequestOutput,
+        EmbeddingRequestOutput,
+        PoolingRequestOutput,
+        ScoringRequestOutput,
+    )
+    from paxserve.pooling_params import PoolingParams
     from paxserve.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "ConfigError",
+    "EmbeddingRequestOutput",
     "EngineConfig",
     "EngineDeadError",
     "Logprob",
     "PaxserveError",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestError",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "__version__",
 ]
 
@@ -36,9 +48,14 @@ __all__ = [
 _HOMES = {
     "LLM": "paxserve.llm",
     "SamplingParams": "paxserve.sampling_params",
+    "PoolingParams": "paxserve.pooling_params",
     "EngineConfig": "paxserve.config",
     **dict.fromkeys(("ConfigError", "EngineDeadError", "PaxserveError", "RequestError"), "paxserve.errors"),
     **dict.fromkeys(("CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput"), "paxserve.outputs"),
+    **dict.fromkeys(
+        ("ClassificationRequestOutput", "EmbeddingRequestOutput", "PoolingRequestOutput", "ScoringRequestOutput"),
+        "paxserve.pooling_outputs",
+    ),
 }
 
 

@@ -61,6 +61,12 @@ class ModelConfig:
 
     model: str
     """A Hugging Face folder or hub name, a .gguf file, or the alias smollm2-135m-instruct."""
+    runner: Literal["auto", "generate", "pooling"] = "auto"
+    """What the model is run for: text, or vectors and scores; auto is what the checkpoint says it is made for."""
+    hf_overrides: dict[str, Any] = field(default_factory=dict)
+    """Keys of the checkpoint's config.json to set otherwise (JSON)."""
+    pooler_config: dict[str, Any] = field(default_factory=dict)
+    """How a pooling model pools, instead of what the checkpoint says: pooling_type, use_activation (JSON)."""
     tokenizer: str | None = None
     """Folder, hub name or .gguf file to take the tokenizer from; the model's own by default."""
     skip_tokenizer_init: bool = False
@@ -71,7 +77,7 @@ class ModelConfig:
     """Token for the hub; by default the one that huggingface_hub finds."""
     download_dir: str | None = None
     """Where hub downloads are kept; huggingface_hub's own cache by default."""
-    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
+    load_format: Literal["auto", "safetensors", "gguf", "orbax", "dummy"] = "auto"
     """Where weights come from; dummy fills them with random numbers (for benchmarks)."""
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half"] = "auto"
     """Type of weights and activations; auto is float32 on CPU, else the checkpoint's type."""

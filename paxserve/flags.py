@@ -161,6 +161,13 @@ def engine_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
+def model_config(arguments: argparse.Namespace) -> config.ModelConfig:
+    """The model's settings from parsed flags. Raises `ConfigError` for a value out of range."""
+    given = _given(arguments, [config.ModelConfig])
+    config.check_types(config.ModelConfig, given)
+    return config.ModelConfig(**given)
+
+
 def server_config(arguments: argparse.Namespace) -> ServerConfig:
     """The HTTP server's configuration from parsed flags. Raises `ConfigError` for a value out of range."""
     given = _given(arguments, list(SERVER_SECTIONS))

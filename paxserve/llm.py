@@ -1,38 +1,36 @@
 """The offline API: prompts in, outputs back, with the engine in this process."""
 
 import itertools
-import numbers
-import signal
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 from tqdm.auto import tqdm
 
 from paxserve.chat import Message, encode_chat, render_chat_text
 from paxserve.config import EngineConfig
-from paxserve.engine.engine_core import EngineCore
-from paxserve.engine.input_processor import InputProcessor, Prompt, prompt_text
+from paxserve.engine.cores import open_core
+from paxserve.engine.input_processor import InputProcessor, Prompt, as_prompts, prompt_text
 from paxserve.engine.output_processor import OutputKind, OutputProcessor
+from paxserve.engine.pooling_inputs import PoolingInputs
 from paxserve.errors import EngineDeadError, RequestError
+from paxserve.interrupt import deferred_interrupt
 from paxserve.loaders.checkpoint import open_tokenizer
 from paxserve.loaders.tokenizer import Tokenizer
 from paxserve.messages import EngineRequest, EngineStats
 from paxserve.outputs import RequestOutput
+from paxserve.pooling_llm import PoolingMethods
+from paxserve.progress import Progress
 from paxserve.sampling_params import SamplingParams
 
 MAX_DRAIN_STEPS = 8
 """Steps that may still be on their way when everything has been aborted; far more than the pipeline's depth."""
 
-PROGRESS_SECONDS = 0.5
-
 ParamsChoice = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM:
-    """A model ready to generate. Arguments are the engine's flags, as `paxserve serve --help` lists them.
+class LLM(PoolingMethods):
+    """A model ready to generate, or to pool. Arguments are the engine's flags, as `paxserve serve --help` lists them.
 
     Not safe to call from several threads. An unknown argument raises `ConfigError`.
     """
@@ -41,9 +39,10 @@ class LLM:
         self.config = EngineConfig.from_flags(model=model, **flags)
         model_config = self.config.model
         self._tokenizer = None if model_config.skip_tokenizer_init else open_tokenizer(model_config)
-        self._core = EngineCore(self.config)
+        self._core = open_core(self.config)
         self._inputs = InputProcessor.for_model(model_config, self._tokenizer, self._core.model_info)
         self._outputs = OutputProcessor(self._tokenizer)
+        self._pooling_inputs = PoolingInputs(self._tokenizer, self._core.model_info)
         self._request_ids = map(str, itertools.count())
 
     def generate(
@@ -59,7 +58,8 @@ class LLM:
         one for all, or a list with one for each. `priority` (one a prompt, the lowest first) needs
         `scheduling_policy="priority"`. If one prompt is refused (`RequestError`), none is run.
         """
-        prompts = _as_prompts(prompts)
+        self._need_generation("generate")
+        prompts = as_prompts(prompts)
         params = self._as_params(sampling_params, len(prompts))
         priorities = [0] * len(prompts) if priority is None else list(priority)
         if len(priorities) != len(prompts):
@@ -84,6 +84,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """The answers to one conversation (a list of messages), or to each of a list of them."""
+        self._need_generation("chat")
         tokenizer = self.get_tokenizer()
         prompts: list[Prompt] = []
         for conversation in _as_conversations(messages):
@@ -101,17 +102,18 @@ class LLM:
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """What each step adds to the output of one prompt; closing the iterator, or Ctrl-C, ends the request."""
+        self._need_generation("stream")
         params = sampling_params or self.get_default_sampling_params()
         request = self._inputs.process(next(self._request_ids), prompt, params)
         try:
-            with _deferred_interrupt() as is_interrupted:
+            with deferred_interrupt() as is_interrupted:
                 self._outputs.add(request, prompt_text(prompt), kind=OutputKind.DELTA)
                 self._core.add_request(request)
                 while self._outputs.num_unfinished:
                     if is_interrupted():
                         raise KeyboardInterrupt
                     news: dict[str, RequestOutput] = {}
-                    self._step(news, _Progress(1, False))
+                    self._step(news, Progress(1, False))
                     yield from news.values()
         except BaseException:
             self._abort_all()
@@ -136,6 +138,13 @@ class LLM:
         """Gauges and counters of the engine."""
         return self._core.stats()
 
+    def _need_generation(self, method: str) -> None:
+        if self._core.model_info.pooling is not None:
+            raise RequestError(
+                f"LLM.{method}() is only supported for generative models: this one gives vectors or scores. "
+                "Try runner='generate' if the model can do both."
+            )
+
     def _as_params(self, sampling_params: ParamsChoice, count: int) -> list[SamplingParams]:
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
@@ -155,9 +164,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Run all requests to their end; whatever goes wrong, nothing of them is left behind."""
         finished: dict[str, RequestOutput] = {}
-        progress = _Progress(len(requests), use_tqdm)
+        progress = Progress(len(requests), use_tqdm)
         try:
-            with _deferred_interrupt() as is_interrupted:
+            with deferred_interrupt() as is_interrupted:
                 for request, text in requests:
                     self._outputs.add(request, text, kind=OutputKind.FINAL_ONLY)
                     self._core.add_request(request)
@@ -173,7 +182,7 @@ class LLM:
             progress.close()
         return [finished[request.request_id] for request, _ in requests]
 
-    def _step(self, finished: dict[str, RequestOutput], progress: "_Progress") -> None:
+    def _step(self, finished: dict[str, RequestOutput], progress: Progress) -> None:
         if not self._core.has_unfinished_requests():
             raise EngineDeadError("The engine has nothing left to run, yet some requests were not answered.")
         outputs = self._core.step()
@@ -197,73 +206,6 @@ class LLM:
             if not self._core.has_unfinished_requests():
                 return
             self._core.step()
-
-
-class _Progress:
-    """A bar of finished requests with tokens a second, or nothing at all."""
-
-    def __init__(self, count: int, use_tqdm: bool | Callable[..., tqdm]) -> None:
-        make_bar = use_tqdm if callable(use_tqdm) else tqdm
-        self.bar = make_bar(total=count, desc="Processed prompts", dynamic_ncols=True) if use_tqdm else None
-        self.started = self.shown = time.perf_counter()
-        self.num_prompt_tokens = 0
-        self.num_output_tokens = 0
-
-    def note(self, num_new_tokens: int, done: Sequence[RequestOutput]) -> None:
-        """Count what a step brought."""
-        if self.bar is None:
-            return
-        now = time.perf_counter()
-        self.num_output_tokens += num_new_tokens
-        self.num_prompt_tokens += sum(len(output.prompt_token_ids) for output in done)
-        if done or now - self.shown > PROGRESS_SECONDS:
-            self.shown = now
-            seconds = max(now - self.started, 1e-9)
-            rates = f"{self.num_prompt_tokens / seconds:.1f}, output: {self.num_output_tokens / seconds:.1f}"
-            self.bar.set_postfix_str(f"toks/s input: {rates}", refresh=not done)
-            self.bar.update(len(done))
-
-    def close(self) -> None:
-        """Leave the bar as it stands."""
-        if self.bar is not None:
-            self.bar.close()
-
-
-@contextmanager
-def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Makes Ctrl-C wait for the end of a step, so that it never cuts one in two; a second one does not wait.
-
-    Only in the main thread and only where Python's own handler is in place.
-    """
-    is_set = threading.Event()
-    is_ours = threading.current_thread() is threading.main_thread()
-    if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield is_set.is_set
-        return
-
-    def handle(number: int, frame: Any) -> None:
-        if is_set.is_set():
-            signal.default_int_handler(number, frame)
-        is_set.set()
-
-    signal.signal(signal.SIGINT, handle)
-    try:
-        yield is_set.is_set
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if is_set.is_set():
-        # It came with the last step: the caller still wanted to stop.
-        raise KeyboardInterrupt
-
-
-def _as_prompts(prompts: Any) -> list[Prompt]:
-    """The prompts one by one; a text, a mapping or a list of ids is a single one."""
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    prompts = list(prompts)
-    if prompts and isinstance(prompts[0], numbers.Integral):
-        return [prompts]
-    return prompts
 
 
 def _as_conversations(messages: Any) -> list[Any]:

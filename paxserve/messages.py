@@ -5,6 +5,7 @@ Plain dataclasses, so that msgspec can send them between processes without pickl
 
 from dataclasses import dataclass, field
 
+from paxserve.pooling_params import PoolingParams
 from paxserve.sampling_params import SamplingParams
 
 
@@ -25,6 +26,10 @@ class EngineRequest:
     """Under the priority policy the lowest goes first; under fcfs it must be 0."""
     timeout: float | None = None
     """Seconds after its arrival at which the request is ended, finished or not."""
+    pooling: PoolingParams | None = None
+    """Set when a vector is wanted instead of tokens; `params` then say nothing."""
+    num_first: int | None = None
+    """Tokens of the first of two texts, for encoders that tell them apart; None when there is one text."""
 
 
 @dataclass(slots=True)
@@ -58,6 +63,8 @@ class EngineOutput:
     first_scheduled_time: float = 0.0
     """`time.time()` when the request first entered a step."""
     num_preemptions: int = 0
+    pooled: bytes | None = None
+    """A pooling request's float32 numbers: a vector, or one for each token, one after another."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,6 +96,26 @@ class EngineStats:
 
 
 @dataclass(slots=True, kw_only=True)
+class PoolingInfo:
+    """What the front must know about a model that pools."""
+
+    task: str
+    """embed or classify."""
+    size: int
+    """Numbers in a vector, or classes."""
+    is_matryoshka: bool = False
+    matryoshka_dimensions: list[int] = field(default_factory=list)
+    """The only lengths that vectors may be cut to; empty allows all."""
+    labels: list[str] = field(default_factory=list)
+    lower_case: bool = False
+    prompts: dict[str, str] = field(default_factory=dict)
+    """What to put before texts, by purpose."""
+    default_prompt: str | None = None
+    scores_by_tokens: bool = False
+    """Whether pairs are put into a question that a language model answers by yes or no."""
+
+
+@dataclass(slots=True, kw_only=True)
 class ModelInfo:
     """What the front must know about the engine once it is ready."""
 
@@ -110,3 +137,5 @@ class ModelInfo:
     num_programs: int
     startup_seconds: dict[str, float]
     """Seconds spent in each phase of the start: load, compile, warm-up."""
+    pooling: PoolingInfo | None = None
+    """None for a model that generates."""

@@ -17,6 +17,7 @@ from paxserve.config import EngineConfig
 from paxserve.messages import EngineOutput, EngineRequest, EngineStats, ModelInfo
 from paxserve.outputs import RequestMetrics as RequestTimes
 from paxserve.outputs import RequestOutput
+from paxserve.pooling_outputs import PoolingRequestOutput
 
 STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 FIRST_TOKEN_BUCKETS = (
@@ -282,7 +283,11 @@ class RequestMetrics:
             progress.last_token_times[index] = now
             progress.num_tokens[index] += len(output.new_token_ids)
 
-    def end(self, output: RequestOutput) -> None:
+    def forget(self, request_id: str) -> None:
+        """A request has ended without an answer."""
+        self._requests.pop(request_id, None)
+
+    def end(self, output: RequestOutput | PoolingRequestOutput) -> None:
         """A request has ended, all choices of it."""
         progress = self._requests.pop(output.request_id, None)
         if progress is None:
@@ -291,9 +296,10 @@ class RequestMetrics:
         metrics.prompt_length.observe(len(progress.request.prompt_token_ids))
         computed = len(progress.request.prompt_token_ids) - output.num_cached_tokens
         metrics.computed_length.observe(max(0, computed))
-        metrics.output_length.observe(sum(progress.num_tokens))
-        metrics.longest_output.observe(max(progress.num_tokens))
-        metrics.num_choices.observe(params.n)
+        if progress.request.pooling is None:
+            metrics.output_length.observe(sum(progress.num_tokens))
+            metrics.longest_output.observe(max(progress.num_tokens))
+            metrics.num_choices.observe(params.n)
         if params.max_tokens is not None:
             metrics.max_tokens.observe(params.max_tokens)
         if output.metrics is not None:

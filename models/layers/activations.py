@@ -30,6 +30,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_fast": _gelu_tanh,
     "relu": jax.nn.relu,
     "relu2": _relu_squared,
+    "tanh": jnp.tanh,
 }
 
 

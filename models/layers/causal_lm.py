@@ -5,7 +5,7 @@ from typing import Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int32
 
 from models.inputs import Batch, CacheSpec, PagedKVCache
 from models.layers.config import DecoderConfig
@@ -14,6 +14,7 @@ from models.layers.embedding import Embedding, Head
 from models.layers.head_layout import HeadLayout
 from models.layers.initializer import Initializer
 from models.layers.norm import RMSNorm
+from models.layers.pooling import ClassificationHead
 from models.layers.rope import rope_table
 
 ConfigT = TypeVar("ConfigT", bound=DecoderConfig)
@@ -34,11 +35,13 @@ class CausalLM(nnx.Module, Generic[ConfigT]):
         rngs: nnx.Rngs,
         max_model_len: int | None = None,
         tensor_shards: int = 1,
+        num_labels: int | None = None,
     ) -> None:
         """Parameters with random values; under `nnx.eval_shape`, shapes only.
 
         `max_model_len` settles rotary schemes that depend on the length of sequences. With `tensor_shards`, heads,
-        vocabulary and feed-forward sizes are padded to divide among so many devices.
+        vocabulary and feed-forward sizes are padded to divide among so many devices. With `num_labels` the model has a
+        head for so many classes (0: none at all) instead of the vocabulary's.
         """
         init = Initializer(dtype, rngs, tensor_shards)
         self.config = config
@@ -49,7 +52,8 @@ class CausalLM(nnx.Module, Generic[ConfigT]):
         layers = [self.make_layer(init, index) for index in range(config.num_hidden_layers)]
         self.layers, self.layer_counts = arrange_layers(layers, layer_execution)
         self.norm = self.make_norm(init, config.hidden_size)
-        self.head = self.make_head(init)
+        self.head = self.make_head(init) if num_labels is None else None
+        self.classifier = ClassificationHead(init, config.hidden_size, num_labels, bias=False) if num_labels else None
 
     def make_layer(self, init: Initializer, index: int) -> Layer:
         """Layer `index` of the family."""
@@ -94,7 +98,18 @@ class CausalLM(nnx.Module, Generic[ConfigT]):
 
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """Float32 logits of the rows whose next token is wanted; those beyond `config.vocab_size` are padding."""
-        logits = self.embedding.attend(hidden) if self.head is None else self.head(hidden)
+        return self._scaled(self.embedding.attend(hidden) if self.head is None else self.head(hidden))
+
+    def logits_of(self, hidden: Float[Array, "R D"], token_ids: Int32[Array, " C"]) -> Float[Array, "R C"]:
+        """Float32 logits of a few tokens: only their rows of the output matrix are read."""
+        if self.head is None:
+            weight, bias = self.embedding(token_ids).T, None
+        else:
+            weight, bias = self.head.weight.get_value()[:, token_ids], self.head.bias
+        logits = jnp.dot(hidden, weight, preferred_element_type=jnp.float32)
+        return self._scaled(logits if bias is None else logits + bias.get_value()[None, token_ids])
+
+    def _scaled(self, logits: Float[Array, "R C"]) -> Float[Array, "R C"]:
         if self.config.logit_scale != 1.0:
             logits = logits * self.config.logit_scale
         cap = self.config.final_logit_softcapping

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from models.layers.activations import activation
 from models.layers.rope import RopeFrequencies, RopeParameters, rope_frequencies
@@ -38,6 +38,10 @@ class DecoderConfig:
     tie_word_embeddings: bool = False
     sliding_window: int | None = None
     layer_types: tuple[str, ...] = ()
+    is_causal: bool = True
+    """Whether tokens see only those before them; a model that sees both ways cannot generate."""
+    classifier_pooling: Literal["cls", "mean", "last"] = "last"
+    """Which tokens' outputs a classification head reads."""
     embedding_multiplier: float = 1.0
     """What token embeddings are multiplied by before the first layer."""
     logit_scale: float = 1.0

@@ -21,7 +21,7 @@ class GemmaConfig(DecoderConfig):
     def derive(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """Adds the activation under its newer name; the first checkpoints said "gelu" and meant its approximation."""
         if config.get("use_bidirectional_attention"):
-            raise ValueError("use_bidirectional_attention is not supported: models are run causally.")
+            raise ValueError("use_bidirectional_attention is not supported for this family: it is run causally.")
         act = config.get("hidden_activation") or config.get("hidden_act") or "gelu_pytorch_tanh"
         return super().derive(config) | {
             "hidden_act": "gelu_pytorch_tanh" if act == "gelu" else act,

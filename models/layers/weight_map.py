@@ -94,6 +94,8 @@ POST_NORMS_LOAD_MAP: dict[str, Source] = {
     "layers.*.mlp_norm.weight": stored("model.layers.*.pre_feedforward_layernorm.weight"),
     "layers.*.mlp_post_norm.weight": stored("model.layers.*.post_feedforward_layernorm.weight"),
 }
+# Where transformers puts the head of any decoder's `ForSequenceClassification`.
+SCORE_LOAD_MAP: dict[str, Source] = {"classifier.out.weight": transposed("score.weight")}
 FUSED_GATE_UP_LOAD_MAP: dict[str, Source] = {
     "layers.*.mlp.gate.weight": transposed_share("model.layers.*.mlp.gate_up_proj.weight", 0, 2),
     "layers.*.mlp.up.weight": transposed_share("model.layers.*.mlp.gate_up_proj.weight", 1, 2),

@@ -20,12 +20,13 @@ def descendants(pid: int) -> list[int]:
 
 def peak_bytes(pid: int) -> int:
     """The sum of each process's own peak: what the server took at most, or a little more."""
-    return sum(_peak_of(process) for process in descendants(pid))
+    return sum(status_bytes(process, "VmHWM") for process in descendants(pid))
 
 
-def _peak_of(pid: int) -> int:
+def status_bytes(pid: int, name: str) -> int:
+    """One of the sizes in a process's /proc status: VmHWM is its peak, RssAnon what is its own; 0 if it has ended."""
     for line in _read(Path(f"/proc/{pid}/status")).splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return 0
 

@@ -13,6 +13,7 @@ from paxserve.engine.admission import Admission
 from paxserve.engine.core_client import LAST_WORDS_SECONDS, how_it_ended
 from paxserve.engine.input_processor import InputProcessor, Prompt, prompt_text
 from paxserve.engine.output_processor import OutputKind, OutputProcessor
+from paxserve.engine.pooled_requests import Pooled, PooledRequests
 from paxserve.engine.request_stream import RequestStream
 from paxserve.errors import EngineDeadError, RequestError
 from paxserve.messages import EngineRequest, EngineStats
@@ -90,6 +91,7 @@ class AsyncEngine:
         self.stats = EngineStats()
         self._numbers = itertools.count()
         self._streams: dict[str, RequestStream] = {}
+        self._pooled = PooledRequests()
         self._tasks: list[asyncio.Task[None]] = []
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
 
@@ -110,7 +112,7 @@ class AsyncEngine:
     @property
     def num_unfinished(self) -> int:
         """Requests that somebody still waits for."""
-        return len(self._streams)
+        return len(self._streams) + len(self._pooled)
 
     async def in_worker(self, work: Callable[[], T], size: int) -> T:
         """The result of text work, in a thread of its own if the text has many characters."""
@@ -197,7 +199,13 @@ class AsyncEngine:
             stream.close()
 
     def end(self, answer_ids: Sequence[str] | None = None) -> int:
-        """End answers by the ids that clients know, or all of them, with finish_reason "abort"; how many requests."""
+        """End answers by the ids that clients know, or all of them, with finish_reason "abort"; how many requests.
+
+        Pooling requests, which have nothing to show by then, end with an error instead.
+        """
+        num_pooled = len(self._pooled) if answer_ids is None else 0
+        if num_pooled:
+            self._pooled.fail(RequestError("The request was ended by the server.", code=503))
         ended = [
             request_id
             for request_id in self._streams
@@ -209,7 +217,7 @@ class AsyncEngine:
             self._deliver(output)
         if streams and self.dead_error is None:
             self.client.abort_requests([(request_id, None) for request_id in streams])
-        return len(ended)
+        return len(ended) + num_pooled
 
     async def pause(self, mode: PauseMode = "abort") -> None:
         """Hold new requests back until `resume`; those in flight are ended ("abort") or waited for ("wait")."""
@@ -239,8 +247,33 @@ class AsyncEngine:
     async def _quiet(self, mode: PauseMode) -> None:
         if mode == "abort":
             self.end()
-        while self._streams:
+        while self._streams or self._pooled:
             await asyncio.sleep(QUIET_SECONDS)
+
+    async def pool(self, requests: Sequence[EngineRequest]) -> list[Pooled]:
+        """The answers to pooling requests, in order; if the caller gives up, those still running are aborted."""
+        await self.admission.wait()
+        self.check_alive()
+        # The client may have named the answer; two of them with one name must not get into each other's way.
+        unique = next(self._numbers)
+        for position, request in enumerate(requests):
+            request.request_id = f"{request.request_id}-{unique}-{position}"
+        self.admission.admit(requests)
+        answers = []
+        try:
+            for request in requests:
+                answers.append(self._pooled.expect(request))
+                self.metrics.requests.begin(request)
+                self.client.add_request(request)
+            return [await answer for answer in answers]
+        finally:
+            self._release(request.request_id for request in requests)
+            if left := self._pooled.forget(requests):
+                for request_id in left:
+                    self.metrics.record_finish("abort")
+                    self.metrics.requests.forget(request_id)
+                if self.dead_error is None:
+                    self.client.abort_requests([(request_id, None) for request_id in left])
 
     async def call(self, method: str) -> Any:
         """The result of a method of the core (`stats`, `reset_prefix_cache`)."""
@@ -271,6 +304,9 @@ class AsyncEngine:
                 self.metrics.record_stats(stats)
                 self.metrics.requests.record(outputs)
                 self._release(output.request_id for output in outputs)
+                for answer in self._pooled.take(outputs):
+                    self.metrics.record_finish("stop")
+                    self.metrics.requests.end(answer)
                 processed = self.output_processor.process(outputs)
                 for output in processed.request_outputs:
                     self._deliver(output)
@@ -300,11 +336,13 @@ class AsyncEngine:
             self.tracer.end(output)
 
     def _refuse(self, refusal: wire.Refused) -> None:
+        error = RequestError(refusal.message, refusal.param, refusal.code)
         stream = self._streams.get(refusal.request_id)
         if stream is None:
+            self._pooled.fail(error, [refusal.request_id])
             return
         stream.close()
-        stream.fail(RequestError(refusal.message, refusal.param, refusal.code))
+        stream.fail(error)
 
     def _release(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
@@ -329,7 +367,7 @@ class AsyncEngine:
         if self.dead_error is not None:
             return
         self.dead_error = error
-        logger.error("%s %d requests in flight get an error.", error, len(self._streams))
+        logger.error("%s %d requests in flight get an error.", error, self.num_unfinished)
         self._fail_all(error)
         self.metrics.record_stats(EngineStats(num_pages=self.stats.num_pages))
         if self.on_death is not None:
@@ -338,6 +376,7 @@ class AsyncEngine:
     def _fail_all(self, error: EngineDeadError) -> None:
         self._release(self._streams)
         self.client.fail_calls(error)
+        self._pooled.fail(error)
         self.output_processor.abort(list(self._streams))
         for stream in list(self._streams.values()):
             stream.fail(error)

@@ -20,7 +20,7 @@ from paxserve.engine import wire
 from paxserve.errors import ConfigError, EngineDeadError
 from paxserve.messages import EngineRequest, EngineStats, ModelInfo
 
-ENGINE_CORE = "paxserve.engine.engine_core:EngineCore"
+ENGINE_CORE = "paxserve.engine.cores:open_core"
 
 MAX_SOCKET_PATH = 100
 """Longest path of a Unix socket that every system takes, less a little."""

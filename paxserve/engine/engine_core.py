@@ -5,15 +5,11 @@ Steps form a pipeline of depth one: a step is launched before the tokens of the 
 
 import dataclasses
 import logging
-import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-import jax
-import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,31 +19,32 @@ from paxserve.engine.kv_cache import PagePool
 from paxserve.engine.model_runner import Launched, ModelRunner
 from paxserve.engine.request import expand_choices
 from paxserve.engine.scheduler import Scheduler
+from paxserve.engine.start import CompilationCounter, PhaseClock, Profiling, checkpoint_dtype, settle_max_model_len
 from paxserve.errors import ConfigError, RequestError
-from paxserve.loaders.checkpoint import open_checkpoint
+from paxserve.loaders.checkpoint import Checkpoint, open_checkpoint
 from paxserve.loaders.weights import choose_architecture, load_model
 from paxserve.messages import EngineOutput, EngineRequest, EngineStats, ModelInfo
 from paxserve.platform import configure_jax, detect_platform, kv_pool_bytes, resolve
 
 logger = logging.getLogger(__name__)
 
-COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
                        "frequency_penalty", "max_new_tokens")  # fmt: skip
 
 
-class EngineCore:
+class EngineCore(Profiling):
     """One model on one device, its scheduler and its pipeline of launched steps."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        clock = _PhaseClock()
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint | None = None) -> None:
+        """`checkpoint` is the configuration's, if it is open already."""
+        clock = PhaseClock()
         cache_folder = configure_jax(config.compile)
         platform = detect_platform()
         config = resolve(config, platform)
-        checkpoint = open_checkpoint(config.model)
+        checkpoint = checkpoint or open_checkpoint(config.model)
         architecture, model_config = choose_architecture(checkpoint)
-        dtype = platform.dtype(config.model.dtype, _checkpoint_dtype(checkpoint.hf_config))
-        max_model_len = _max_model_len(config.model.max_model_len, model_config.max_position_embeddings)
+        dtype = platform.dtype(config.model.dtype, checkpoint_dtype(checkpoint.hf_config))
+        max_model_len = settle_max_model_len(config.model.max_model_len, model_config.max_position_embeddings)
         clock.end("open")
         model: Any = load_model(  # an nnx module with what every family's `Model` has
             architecture, model_config, checkpoint, dtype=jnp.dtype(dtype),
@@ -84,10 +81,10 @@ class EngineCore:
         self._launched: deque[Launched] = deque()
         self._seeds = np.random.default_rng(config.model.seed)
         self._num_arrivals = 0
-        self._is_asleep = self._is_profiling = False
+        self._is_asleep = False
         self._aborted: list[EngineOutput] = []
         self._seconds: dict[str, float] = dict.fromkeys(("schedule", "launch", "wait", "process"), 0.0)
-        self._compilations = _CompilationCounter()
+        self._compilations = CompilationCounter()
         logger.info(
             "Ready: %d pages of %d tokens, %s", num_pages, config.cache.block_size,
             ", ".join(f"{name} {seconds:.1f} s" for name, seconds in clock.seconds.items()),
@@ -95,6 +92,8 @@ class EngineCore:
 
     def add_request(self, request: EngineRequest) -> None:
         """Queue a request. Raises `RequestError` if it can never run."""
+        if request.pooling is not None:
+            raise RequestError("This model generates text. For vectors or scores run it with runner='pooling'.")
         length, limit = len(request.prompt_token_ids), self.model_info.max_sequence_tokens
         if length == 0 or length > limit:
             raise RequestError(f"The prompt must have 1 to {limit} tokens, got {length}.", "input_tokens")
@@ -171,22 +170,6 @@ class EngineCore:
         self._is_asleep = False
         return True
 
-    def start_profile(self) -> bool:
-        """Begin a trace of the device and of this process under the cache folder; False if there is one."""
-        if self._is_profiling:
-            return False
-        jax.profiler.start_trace(str(cache_root() / "profiles"))
-        self._is_profiling = True
-        return True
-
-    def stop_profile(self) -> bool:
-        """End the trace and write it; False if there is none."""
-        if not self._is_profiling:
-            return False
-        jax.profiler.stop_trace()
-        self._is_profiling = False
-        return True
-
     def stats(self) -> EngineStats:
         """Counters since start and gauges now."""
         stats = self.scheduler.stats()
@@ -202,62 +185,6 @@ class EngineCore:
     def _add_seconds(self, **phases: float) -> None:
         for name, seconds in phases.items():
             self._seconds[name] += seconds
-
-
-class _PhaseClock:
-    """Seconds between the ends of the phases of the start."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def end(self, phase: str) -> None:
-        now = time.perf_counter()
-        self.seconds[phase] = now - self._last
-        self._last = now
-
-
-class _CompilationCounter:
-    """Counts compilations by a thread that has entered it: around the steps of a ready engine there are none."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._thread: int | None = None
-        # jax keeps listeners for ever: it must not keep the engine.
-        this = weakref.ref(self)
-
-        def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
-            counter = this()
-            if event == COMPILE_EVENT and counter is not None:
-                counter.add(duration_secs)
-
-        jax.monitoring.register_event_duration_secs_listener(listen)
-
-    def add(self, seconds: float) -> None:
-        """Count a compilation, unless it is a background thread or another engine that compiles."""
-        if self._thread == threading.get_ident():
-            self.count += 1
-            logger.warning("A program was compiled while serving (%.1f s): this is a bug in paxserve", seconds)
-
-    def __enter__(self) -> None:
-        self._thread = threading.get_ident()
-
-    def __exit__(self, *_: object) -> None:
-        self._thread = None
-
-
-def _checkpoint_dtype(hf_config: dict[str, Any]) -> str:
-    """The type the checkpoint was made in; transformers 5 says `dtype`, older ones `torch_dtype`."""
-    return str(hf_config.get("dtype") or hf_config.get("torch_dtype") or "bfloat16")
-
-
-def _max_model_len(wanted: int | None, trained: int) -> int:
-    if wanted is not None and wanted > trained:
-        raise ConfigError(
-            f"max_model_len={wanted} is more than the model's max_position_embeddings={trained}: positions beyond it "
-            "were never trained."
-        )
-    return wanted or trained
 
 
 def _num_pages(config: EngineConfig, platform: Any, spec: Any, max_model_len: int) -> int:

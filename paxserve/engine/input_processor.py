@@ -2,6 +2,7 @@
 
 import copy
 import math
+import numbers
 import operator
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -71,6 +72,16 @@ def prompt_text(prompt: Prompt) -> str | None:
     if isinstance(prompt, Mapping):
         prompt = prompt.get("prompt", ())
     return prompt if isinstance(prompt, str) else None
+
+
+def as_prompts(prompts: Any) -> list[Prompt]:
+    """The prompts one by one; a text, a mapping or a list of ids is a single one."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    prompts = list(prompts)
+    if prompts and isinstance(prompts[0], numbers.Integral):
+        return [prompts]
+    return prompts
 
 
 class InputProcessor:
@@ -169,7 +180,7 @@ class InputProcessor:
         if isinstance(prompt, str):
             token_ids = self._encode(prompt, params, add_special_tokens)
         else:
-            token_ids = _as_token_ids(prompt)
+            token_ids = as_token_ids(prompt)
             self._check_vocabulary(token_ids, "prompt")
         if not token_ids:
             raise RequestError("The prompt must not be empty.", "prompt")
@@ -274,7 +285,7 @@ class InputProcessor:
         return found
 
 
-def _as_token_ids(prompt: Iterable[Any]) -> list[int]:
+def as_token_ids(prompt: Iterable[Any]) -> list[int]:
     """The ids as plain integers. Raises `RequestError` for anything that is not a list of integers."""
     try:
         token_ids = [operator.index(token_id) for token_id in prompt if not isinstance(token_id, bool)]

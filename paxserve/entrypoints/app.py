@@ -1,4 +1,4 @@
-"""The FastAPI application: every router of `openai/` and `ops/`, the guards in front, the errors' one shape."""
+"""The FastAPI application: every router of its folders, the guards in front, the errors' one shape."""
 
 import importlib
 import pkgutil
@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
 from paxserve import __version__
-from paxserve.entrypoints import admin, anthropic, openai, ops
+from paxserve.entrypoints import admin, anthropic, openai, ops, pooling
 from paxserve.entrypoints.access_log import AccessLog
 from paxserve.entrypoints.auth import ApiKeyGuard
 from paxserve.entrypoints.context import ServingContext
@@ -33,7 +33,7 @@ def create_app(context: ServingContext) -> FastAPI:
     schema_url = None if config.disable_fastapi_docs else "/openapi.json"  # without it there are no docs either
     app = FastAPI(title="paxserve", version=__version__, redirect_slashes=False, openapi_url=schema_url)
     app.state.context = context
-    for router in routers(openai, anthropic, ops):
+    for router in routers(openai, anthropic, pooling, ops):
         app.include_router(router)
     # Without an admin key there are no such routes; with one, the guard must know them all.
     admin_routers = list(routers(admin)) if config.admin_api_key else []

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from paxserve import __version__
 from paxserve.config import EngineConfig
 from paxserve.engine.async_engine import AsyncEngine
+from paxserve.engine.pooling_inputs import PoolingInputs
 from paxserve.entrypoints.access_log import RequestLoad
 from paxserve.entrypoints.protocol.generation import MAX_REQUEST_ID, is_plain_text
 from paxserve.entrypoints.response_store import ResponseStore
@@ -36,6 +37,7 @@ class ServingContext:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
+        self.pooling = PoolingInputs(self.engine.input_processor.tokenizer, self.model_info)
         self.model_names = self.server_config.served_model_name or [self.engine_config.model.model]
         digest = hashlib.sha256(repr(self.engine_config).encode()).hexdigest()[:8]
         self.system_fingerprint: str | None = {

@@ -18,6 +18,7 @@ from paxserve.loaders.gguf_checkpoint import GgufCheckpoint
 from paxserve.loaders.hf_folder import HfFolder
 from paxserve.loaders.hf_tokenizer import load_folder_tokenizer
 from paxserve.loaders.hub import download_snapshot
+from paxserve.loaders.orbax_folder import MARKER, OrbaxFolder
 from paxserve.loaders.tensor_spec import TensorSpec
 from paxserve.loaders.tokenizer import Tokenizer
 
@@ -26,6 +27,11 @@ __all__ = ["Checkpoint", "TensorSpec", "open_checkpoint", "open_tokenizer"]
 
 class Checkpoint(Protocol):
     """A model's configuration, weights by Hugging Face name, and tokenizer."""
+
+    @property
+    def path(self) -> Path:
+        """The folder or file that it is read from."""
+        ...
 
     @property
     def name(self) -> str:
@@ -65,9 +71,20 @@ def open_checkpoint(config: ModelConfig) -> Checkpoint:
         raise ConfigError(f"load_format is safetensors, but {config.model} is a GGUF file.")
     if not is_gguf and config.load_format == "gguf":
         raise ConfigError(f"load_format is gguf, but {config.model} is not a .gguf file: give the file's path.")
-    if is_gguf:
-        return GgufCheckpoint(path, name=config.model, with_weights=with_weights)
-    return HfFolder(path, name=config.model, with_weights=with_weights)
+    is_converted = (path / MARKER).is_file()
+    if is_converted and config.load_format == "safetensors":
+        raise ConfigError(f"load_format is safetensors, but {config.model} was converted to Orbax.")
+    if not is_converted and config.load_format == "orbax":
+        raise ConfigError(f"load_format is orbax, but {config.model} is no folder that `paxserve convert` has written.")
+    checkpoint: Checkpoint
+    if is_converted:
+        checkpoint = OrbaxFolder(path, name=config.model, with_weights=with_weights)
+    elif is_gguf:
+        checkpoint = GgufCheckpoint(path, name=config.model, with_weights=with_weights)
+    else:
+        checkpoint = HfFolder(path, name=config.model, with_weights=with_weights)
+    checkpoint.hf_config.update(config.hf_overrides)
+    return checkpoint
 
 
 def open_tokenizer(config: ModelConfig) -> Tokenizer:

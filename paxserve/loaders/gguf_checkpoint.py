@@ -41,6 +41,7 @@ class GgufCheckpoint:
     """A checkpoint in one .gguf file; opening it reads and checks the header, and no weight."""
 
     def __init__(self, path: Path, *, name: str | None = None, with_weights: bool = True) -> None:
+        self.path = path
         self.name = name or str(path)
         self._file = GgufFile(path)
         self._metadata = GgufMetadata(self._file.metadata, str(path))

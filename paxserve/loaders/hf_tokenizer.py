@@ -12,6 +12,7 @@ from paxserve.loaders.tokenizer import Tokenizer
 
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 ADDED_TOKEN_OPTIONS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+TYPED_CLASSES = ("BertTokenizer", "ElectraTokenizer")
 OTHER_TOKENIZER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 
 
@@ -31,7 +32,20 @@ def load_folder_tokenizer(path: Path) -> Tokenizer:
         _add_missing_tokens(backend, config, special_tokens)
     else:
         backend = _convert_with_transformers(path)
-    return Tokenizer(backend, special_tokens=special_tokens, chat_templates=_chat_templates(path, config))
+    return Tokenizer(
+        backend,
+        special_tokens=special_tokens,
+        chat_templates=_chat_templates(path, config),
+        has_token_types=_has_token_types(config),
+    )
+
+
+def _has_token_types(config: dict[str, Any]) -> bool:
+    """Whether the model gets token_type_ids: what the file says, else what transformers does for its class."""
+    names = config.get("model_input_names")
+    if names is None:
+        return str(config.get("tokenizer_class")).removesuffix("Fast") in TYPED_CLASSES
+    return "token_type_ids" in names
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:

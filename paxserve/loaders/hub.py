@@ -6,10 +6,11 @@ import huggingface_hub
 
 from paxserve.errors import ConfigError
 
+# The pooling and projections of sentence-transformers lie in numbered folders, such as 1_Pooling/config.json.
 TEXT_PATTERNS = ["*.json", "*.jinja", "merges.txt", "vocab.txt", "tokenizer.model", "*.tiktoken"]
 WEIGHT_PATTERNS = ["*.safetensors"]
 # Subfolders hold the same weights again for other programs (original/, onnx/), consolidated files do for Mistral's.
-IGNORED_PATTERNS = ["*/*", "consolidated*", "adapter_*", "training_args*"]
+IGNORED_PATTERNS = ["[!0-9]*/*", "consolidated*", "adapter_*", "training_args*"]
 
 
 def download_snapshot(

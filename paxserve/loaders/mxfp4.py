@@ -29,7 +29,7 @@ class Mxfp4Checkpoint:
         self._checkpoint = checkpoint
         stored = checkpoint.tensors
         self._names = {n.removesuffix(BLOCKS) for n in stored if n.endswith(BLOCKS)}
-        self.name = checkpoint.name
+        self.path, self.name = checkpoint.path, checkpoint.name
         halves = {name + suffix for name in self._names for suffix in (BLOCKS, SCALES)}
         self.tensors: Mapping[str, TensorSpec] = {n: spec for n, spec in stored.items() if n not in halves} | {
             name: TensorSpec(self._shape(name), DTYPE) for name in self._names

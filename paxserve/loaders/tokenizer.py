@@ -24,12 +24,17 @@ class Tokenizer(ChatTemplates):
         *,
         special_tokens: Mapping[str, str] | None = None,
         chat_templates: Mapping[str, str] | None = None,
+        has_token_types: bool = False,
     ) -> None:
-        """`special_tokens` maps roles such as bos_token to text; `chat_templates` maps names to Jinja."""
+        """`special_tokens` maps roles such as bos_token to text; `chat_templates` maps names to Jinja.
+
+        `has_token_types` says that the model is told which of two texts each token is of.
+        """
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
         super().__init__(special_tokens or {}, chat_templates or {})
+        self.has_token_types = has_token_types
         added = backend.get_added_tokens_decoder()
         special_ids = {token_id for token_id, token in added.items() if token.special}
         special_ids |= {i for i in map(self._special_id, self.special_tokens) if i is not None}

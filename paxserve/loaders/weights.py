@@ -1,16 +1,13 @@
 """A model's parameters, filled from a checkpoint tensor by tensor, or with random numbers."""
 
 import dataclasses
-import difflib
 import logging
-import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Sharding
@@ -18,19 +15,18 @@ from jax.typing import DTypeLike
 
 from models import find_architecture
 from models.layers.initializer import fill
-from models.layers.weight_map import LoadMap, Source
+from models.layers.weight_map import SCORE_LOAD_MAP, LoadMap, Source
 from paxserve.errors import ConfigError
 from paxserve.loaders.checkpoint import Checkpoint
 from paxserve.loaders.filling import Filling, ShardingRule, axes_of
 from paxserve.loaders.mxfp4 import with_whole_tensors
+from paxserve.loaders.orbax_folder import OrbaxFolder
+from paxserve.loaders.orbax_weights import load_converted
+from paxserve.loaders.tensor_check import check_tensors
 
 logger = logging.getLogger(__name__)
 
 EMBEDDING, HEAD = "embedding.weight", "head.weight"
-NOT_WEIGHTS = re.compile(
-    r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.attn(ention)?\.(masked_)?bias$|\.position_ids$"
-)
-MAX_NAMES_SHOWN = 8
 READERS = 2
 
 
@@ -58,27 +54,40 @@ def load_model(
     seed: int = 0,
     tensor_shards: int = 1,
     sharding: ShardingRule | None = None,
+    num_labels: int | None = None,
 ) -> nnx.Module:
     """The model of `architecture` (a module from `models.find_architecture`) with its weights on their devices.
 
     With `is_dummy` they are random numbers made there, and the checkpoint's tensors are not looked at. `sharding` says
     where an array with certain logical axes goes; it may split "tensor" axes into `tensor_shards`.
+    With `num_labels` the model classifies instead of naming tokens; 0 leaves it without a head.
     """
     load_map = architecture.load_map
-    if not is_dummy:
+    if num_labels is not None:
+        load_map = SCORE_LOAD_MAP | load_map
+    is_converted = isinstance(checkpoint, OrbaxFolder) and not is_dummy
+    if is_converted:
+        config = dataclasses.replace(config, tie_word_embeddings=HEAD not in checkpoint.tensors)
+    elif not is_dummy:
         checkpoint = with_whole_tensors(checkpoint)
         load_map = settle_prefix(load_map, checkpoint)
-        config = settle_tied_head(config, load_map, checkpoint)
+        if num_labels is None:
+            config = settle_tied_head(config, load_map, checkpoint)
+    options = {} if num_labels is None else {"num_labels": num_labels}
 
     def build() -> nnx.Module:
         return architecture.Model(
             config, dtype=dtype, layer_execution=layer_execution, max_model_len=max_model_len,
-            tensor_shards=tensor_shards, rngs=nnx.Rngs(0),
+            tensor_shards=tensor_shards, rngs=nnx.Rngs(0), **options,
         )  # fmt: skip
 
     graphdef, abstract = nnx.split(nnx.eval_shape(build))
     if is_dummy:
         state = random_weights(abstract, seed=seed, sharding=sharding)
+    elif isinstance(checkpoint, OrbaxFolder):
+        # Converted for text and run for vectors, it has a head that is not wanted.
+        unused = () if num_labels is None else ("head.",)
+        state = load_converted(abstract, checkpoint, tensor_shards=tensor_shards, sharding=sharding, unused=unused)
     else:
         unused = config.unused_tensors()
         state = load_weights(abstract, load_map, checkpoint, sharding=sharding, unused=unused)
@@ -138,13 +147,15 @@ def load_weights(
     of (times two: two are in work); tensors of safetensors files are mapped, not read whole.
     """
     plan = [Filling(path, param, load_map) for path, param in nnx.to_flat_state(abstract)]
-    is_tied = not any(filling.key == HEAD for filling in plan)
+    is_tied = HEAD in load_map and not any(filling.key == HEAD for filling in plan)
     for filling in plan:
         if filling.source.otherwise:
             filling.prefer_stored((filling.source.otherwise,), checkpoint)
         elif is_tied and filling.key == EMBEDDING:
             filling.prefer_stored(load_map[HEAD].names, checkpoint)
-    _check(plan, load_map[HEAD] if is_tied else None, checkpoint, unused)
+    wanted = dict(tensor for filling in plan for tensor in filling.tensors())
+    # The head of a tied model was found equal to the token table by `settle_tied_head`.
+    check_tensors(checkpoint, wanted, known=set(load_map[HEAD].names if is_tied else ()), unused=unused)
     with ThreadPoolExecutor(max_workers=READERS) as pool:
         values = pool.map(lambda filling: filling.load(checkpoint, sharding), plan)
         return nnx.from_flat_state([(f.path, f.param.replace(v)) for f, v in zip(plan, values, strict=True)])
@@ -168,40 +179,3 @@ def random_weights(abstract: nnx.State, *, seed: int, sharding: ShardingRule | N
 
 def _place_fill(placement: Sharding) -> Callable[..., jax.Array]:
     return jax.jit(fill, static_argnames=("shape", "dtype", "constant"), out_shardings=placement)
-
-
-def _check(plan: list[Filling], unused_head: Source | None, checkpoint: Checkpoint, unused: tuple[str, ...]) -> None:
-    """Raise one `ConfigError` for all that does not fit between the model and the checkpoint."""
-    stored = checkpoint.tensors
-    wanted = dict(tensor for filling in plan for tensor in filling.tensors())
-    missing = [name for name in wanted if name not in stored]
-    # The head of a tied model was found equal to the token table by `settle_tied_head`.
-    known = wanted.keys() | set(unused_head.names if unused_head else ())
-    unexpected = [name for name in stored if not (name in known or NOT_WEIGHTS.search(name) or name.startswith(unused))]
-    faults = []
-    if missing:
-        faults.append(f"{len(missing)} missing ({_some(missing)})")
-        close = difflib.get_close_matches(missing[0], unexpected, n=1)
-        if close:
-            faults[-1] += f"; {close[0]} is there instead of {missing[0]}"
-    if unexpected:
-        faults.append(f"{len(unexpected)} unexpected ({_some(unexpected)})")
-    wrong = [
-        f"{name} should be {list(shape)}, is {list(stored[name].shape)}"
-        for name, shape in wanted.items()
-        if name in stored and tuple(stored[name].shape) != shape
-    ]
-    wrong += [
-        f"{name} should be of a float type, is {stored[name].dtype}"
-        for name in wanted
-        if name in stored and not jnp.issubdtype(stored[name].dtype, jnp.floating)
-    ]
-    if wrong:
-        faults.append(f"{len(wrong)} of the wrong form ({_some(wrong, '; ')})")
-    if faults:
-        raise ConfigError(f"The tensors of {checkpoint.name} do not fit its configuration: {'; '.join(faults)}.")
-
-
-def _some(names: list[str], separator: str = ", ") -> str:
-    more = [f"and {len(names) - MAX_NAMES_SHOWN} more"] if len(names) > MAX_NAMES_SHOWN else []
-    return separator.join(names[:MAX_NAMES_SHOWN] + more)

@@ -14,6 +14,7 @@ from paxserve.engine.input_processor import InputProcessor
 from paxserve.engine.output_processor import OutputProcessor
 from paxserve.entrypoints.app import create_app
 from paxserve.entrypoints.context import ServingContext
+from paxserve.loaders.tokenizer import Tokenizer
 from paxserve.metrics import Metrics
 from paxserve.server_config import ServerConfig
 from paxserve.tracing import Tracer
@@ -27,13 +28,10 @@ T = TypeVar("T")
 class Serving:
     """What a test looks at."""
 
-    def __init__(self, model: dict[str, Any], server: dict[str, Any]) -> None:
-        self.engine_config = EngineConfig(model=ModelConfig(model="fake", **model))
-        self.core = FakeCore(self.engine_config)
-        self.core.step_seconds = 0
+    def __init__(self, config: EngineConfig, core: Any, tokenizer: Tokenizer | None, server: dict[str, Any]) -> None:
+        self.engine_config, self.core = config, core
         self.client = LocalClient(self.core)
         info = self.core.model_info
-        tokenizer = None if self.engine_config.model.skip_tokenizer_init else byte_level_tokenizer()
         inputs = InputProcessor(
             self.engine_config.model,
             tokenizer,
@@ -77,7 +75,20 @@ class Serving:
 @asynccontextmanager
 async def serving(model: dict[str, Any] | None = None, **server: Any) -> AsyncIterator[Serving]:
     """A running server; `server` are fields of its `ServerConfig`."""
-    served = Serving(model or {}, server)
+    config = EngineConfig(model=ModelConfig(model="fake", **(model or {})))
+    core = FakeCore(config)
+    core.step_seconds = 0
+    tokenizer = None if config.model.skip_tokenizer_init else byte_level_tokenizer()
+    async with serving_core(config, core, tokenizer, **server) as served:
+        yield served
+
+
+@asynccontextmanager
+async def serving_core(
+    config: EngineConfig, engine_core: Any, tokenizer: Tokenizer | None, **server: Any
+) -> AsyncIterator[Serving]:
+    """A running server of a core that is there already, under the name `fake`."""
+    served = Serving(config, engine_core, tokenizer, {"served_model_name": ["fake"], **server})
     served.engine.start()
     core = asyncio.ensure_future(served.client.run())
     try:

@@ -31,7 +31,7 @@ class ScriptedCore(FakeCore):
 
 @pytest.fixture
 def llm(monkeypatch):
-    monkeypatch.setattr(paxserve.llm, "EngineCore", ScriptedCore)
+    monkeypatch.setattr(paxserve.llm, "open_core", ScriptedCore)
     monkeypatch.setattr(paxserve.llm, "open_tokenizer", lambda config: TOKENIZER)
     return LLM("scripted", override_generation_config={"temperature": 0.5, "max_new_tokens": 7})
 

@@ -18,6 +18,8 @@ ROUTES = {
     ("POST", "/v1/chat/completions/batch"), ("POST", "/v1/responses"), ("GET", "/v1/responses/{response_id}"),
     ("POST", "/v1/responses/{response_id}/cancel"), ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"),
     ("POST", "/invocations"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"),
+    ("POST", "/classify"), ("POST", "/pooling"), ("POST", "/v1/embeddings"), ("POST", "/score"), ("POST", "/v1/score"),
+    ("POST", "/rerank"), ("POST", "/v1/rerank"), ("POST", "/v2/rerank"),
 }  # fmt: skip
 
 
