@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.ragged_paged_attention import pool_bytes_per_page
-from paxserve.config import EngineConfig, cache_root
+from paxserve.config import EngineConfig
 from paxserve.engine.kv_cache import PagePool
 from paxserve.engine.model_runner import Launched, ModelRunner
 from paxserve.engine.request import expand_choices

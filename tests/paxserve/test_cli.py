@@ -12,9 +12,9 @@ from paxserve import cli
 from paxserve.errors import ConfigError
 
 COMMANDS = [
-    *(["serve"], ["generate"], ["chat"], ["version"], ["bench"], ["run-batch"]),
+    *(["serve"], ["generate"], ["chat"], ["version"], ["bench"], ["run-batch"], ["convert"], ["models"]),
     *(["bench", "serve"], ["bench", "throughput"], ["bench", "latency"], ["bench", "workload"], ["bench", "startup"]),
-    *(["bench", "host"], ["bench", "stall"], ["bench", "simulate"], ["bench", "front"]),
+    *(["bench", "host"], ["bench", "stall"], ["bench", "simulate"], ["bench", "front"], ["bench", "loading"]),
 ]
 
 
