@@ -215,6 +215,21 @@ def test_classes(classifier):
     assert raw["data"][0]["object"] == "pooling"
 
 
+def test_invocations_do_what_the_model_can(embedder, classifier, cross_encoder):
+    async def of_embedder(served: Serving):
+        bodies = [{"input": "sea"}, {"queries": "sea", "documents": "river"}, {"prompt": "sea"}]
+        return [(await served.post("/invocations", **body)).json() for body in bodies]
+
+    vector, score, refused = on(embedder, of_embedder)
+    assert len(vector["data"][0]["embedding"]) == 16
+    assert vector["object"] == score["object"] == "list"
+    assert "one of the fields input, query, queries" in refused["error"]["message"]
+    classes = on(classifier, lambda served: served.post("/invocations", input=[5, 6]))
+    assert classes.json()["data"][0]["num_classes"] == 3
+    ranks = on(cross_encoder, lambda served: served.post("/invocations", query="sea", documents=["river", "sun"]))
+    assert len(ranks.json()["results"]) == 2
+
+
 def test_pooling_of_every_token(embedder):
     async def test(served: Serving):
         return (await served.post("/pooling", input=["sea", "the sea"], task="token_embed")).json()
