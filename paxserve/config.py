@@ -115,7 +115,7 @@ class CacheConfig:
     gpu_memory_utilization: float = 0.92
     """Share of the accelerator's memory to use for weights, KV pool and temporaries."""
     kv_cache_memory_bytes: int | None = None
-    """Size of the KV pool (accepts 2G); by default what gpu_memory_utilization leaves, on CPU at most 1.1 GiB."""
+    """KV pool of each device (accepts 2G); by default what gpu_memory_utilization leaves, on CPU 1.1 GiB for all."""
     num_gpu_blocks_override: int | None = None
     """Number of KV pages, whatever the memory."""
     enable_prefix_caching: bool = True
@@ -191,13 +191,10 @@ class ParallelConfig:
     """How the model is spread over devices."""
 
     tensor_parallel_size: int = 1
-    """Number of devices that share every layer."""
+    """Number of devices that share every layer; heads and vocabularies that do not divide are padded."""
 
     def __post_init__(self) -> None:
-        if self.tensor_parallel_size != 1:
-            raise ConfigError(
-                f"tensor_parallel_size={self.tensor_parallel_size} is not supported yet: only 1 is. See CHANGELOG.md."
-            )
+        _expect(self.tensor_parallel_size >= 1, "tensor_parallel_size", "at least 1", self.tensor_parallel_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +222,13 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     compile: CompileConfig = field(default_factory=CompileConfig)
+
+    def __post_init__(self) -> None:
+        size, backend = self.parallel.tensor_parallel_size, self.compile.expert_backend
+        if size > 1 and backend in ("tpu", "interpret"):
+            raise ConfigError(
+                f"expert_backend={backend} runs on one device, and tensor_parallel_size is {size}: use ragged or auto."
+            )
 
     @classmethod
     def from_flags(cls, **flags: Any) -> Self:

@@ -4,10 +4,14 @@ import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
-from paxserve.config import CompileConfig, EngineConfig, cache_root
+from paxserve.config import CompileConfig, EngineConfig, ParallelConfig, cache_root
+from paxserve.errors import ConfigError
+from sharding.mesh import make_mesh
 
 CPU_XLA_FLAGS = ("--xla_cpu_prefer_vector_width=512",)
 """Measured in docs/performance.md; they act only on XLA:CPU."""
@@ -99,13 +103,35 @@ def resolve(config: EngineConfig, platform: Platform) -> EngineConfig:
     )
 
 
+def device_mesh(config: ParallelConfig, platform: Platform) -> Mesh | None:
+    """The devices that the model is spread over; None is the first one alone, for which nothing is annotated.
+
+    Raises `ConfigError` when there are too few.
+    """
+    size, devices = config.tensor_parallel_size, jax.devices()
+    if size > len(devices):
+        hint = "." if platform.kind != "cpu" else (
+            f"; XLA_FLAGS=--xla_force_host_platform_device_count={size} in the environment simulates {size} on a CPU."
+        )  # fmt: skip
+        raise ConfigError(
+            f"tensor_parallel_size={size} takes {size} devices, there are {len(devices)} of kind "
+            f"{devices[0].device_kind}: use a size from 1 to {len(devices)}{hint}"
+        )
+    return None if size == 1 else make_mesh(devices, tensor=size)
+
+
 def kv_pool_bytes(config: EngineConfig, platform: Platform) -> int:
-    """Bytes the KV pool may take, now that the weights are loaded."""
+    """Bytes the KV pool may take on each device, now that the weights are loaded."""
     if config.cache.kv_cache_memory_bytes is not None:
         return config.cache.kv_cache_memory_bytes
+    num_devices = config.parallel.tensor_parallel_size
     if platform.kind == "cpu":
         available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return min(CPU_KV_POOL_BYTES, available // 2)
-    stats = jax.local_devices()[0].memory_stats() or {}
-    limit, in_use = stats.get("bytes_limit", 0), stats.get("bytes_in_use", 0)
-    return int(limit * config.cache.gpu_memory_utilization) - in_use
+        return min(CPU_KV_POOL_BYTES, available // 2) // num_devices
+
+    def free(device: Any) -> int:
+        stats = device.memory_stats() or {}
+        limit, in_use = stats.get("bytes_limit", 0), stats.get("bytes_in_use", 0)
+        return int(limit * config.cache.gpu_memory_utilization) - in_use
+
+    return min(free(device) for device in jax.local_devices()[:num_devices])

@@ -19,12 +19,13 @@ RULES: Mapping[str, str | None] = MappingProxyType(
         "heads": TENSOR,
         "kv_heads": TENSOR,
         "mlp": TENSOR,
+        "rows": TENSOR,
         "expert": EXPERT,
         "embed": None,
         "layers": None,
     }
 )
-"""Mesh axis by logical axis. A new logical axis is a line here."""
+"""Mesh axis by logical axis; `rows` are a step's, when logits are turned round. A new logical axis is a line here."""
 
 
 def partition_spec(axes: LogicalAxes) -> PartitionSpec:

@@ -8,6 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,7 +25,8 @@ from paxserve.errors import ConfigError, RequestError
 from paxserve.loaders.checkpoint import Checkpoint, open_checkpoint
 from paxserve.loaders.weights import choose_architecture, load_model
 from paxserve.messages import EngineOutput, EngineRequest, EngineStats, ModelInfo
-from paxserve.platform import configure_jax, detect_platform, kv_pool_bytes, resolve
+from paxserve.platform import configure_jax, detect_platform, device_mesh, kv_pool_bytes, resolve
+from sharding.rules import weight_sharding
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_pen
 
 
 class EngineCore(Profiling):
-    """One model on one device, its scheduler and its pipeline of launched steps."""
+    """One model on one device or several, its scheduler and its pipeline of launched steps."""
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint | None = None) -> None:
         """`checkpoint` is the configuration's, if it is open already."""
@@ -41,6 +43,7 @@ class EngineCore(Profiling):
         cache_folder = configure_jax(config.compile)
         platform = detect_platform()
         config = resolve(config, platform)
+        mesh = device_mesh(config.parallel, platform)
         checkpoint = checkpoint or open_checkpoint(config.model)
         architecture, model_config = choose_architecture(checkpoint)
         dtype = platform.dtype(config.model.dtype, checkpoint_dtype(checkpoint.hf_config))
@@ -50,11 +53,12 @@ class EngineCore(Profiling):
             architecture, model_config, checkpoint, dtype=jnp.dtype(dtype),
             layer_execution=config.compile.layer_execution, max_model_len=max_model_len,
             is_dummy=config.model.load_format == "dummy", seed=config.model.seed,
+            tensor_shards=config.parallel.tensor_parallel_size, sharding=mesh and partial(weight_sharding, mesh),
         )  # fmt: skip
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
         clock.end("load")
         num_pages = _num_pages(config, platform, model.cache_spec, max_model_len)
-        self.runner = ModelRunner(model, config, num_pages=num_pages, max_model_len=max_model_len)
+        self.runner = ModelRunner(model, config, num_pages=num_pages, max_model_len=max_model_len, mesh=mesh)
         self.runner.compile(cache_folder)
         clock.end("compile")
         max_num_seqs, budget = config.scheduler.limits
@@ -194,6 +198,12 @@ def _num_pages(config: EngineConfig, platform: Any, spec: Any, max_model_len: in
             f"block_size={cache.block_size} is not supported: this model attends in chunks of {spec.page_divides} "
             "tokens, which must be a whole number of pages."
         )
+    num_devices = config.parallel.tensor_parallel_size
+    if spec.num_kv_heads % num_devices:
+        raise ConfigError(
+            f"tensor_parallel_size={num_devices} is not supported for this model: what it caches for a token has "
+            f"{spec.num_kv_heads} parts, which cannot be spread. Use 1."
+        )
     if cache.num_gpu_blocks_override is not None:
         return cache.num_gpu_blocks_override
     dtype = config.model.dtype if cache.kv_cache_dtype == "auto" else cache.kv_cache_dtype
@@ -201,6 +211,7 @@ def _num_pages(config: EngineConfig, platform: Any, spec: Any, max_model_len: in
         config.compile.attention_backend, num_layers=spec.num_layers, page_size=cache.block_size,
         num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=jnp.dtype(dtype),
     )  # fmt: skip
+    page_bytes //= num_devices  # kv heads are spread evenly
     pool_bytes = kv_pool_bytes(config, platform)
     # No more pages than all sequences at their full length could use.
     useful = config.scheduler.limits[0] * -(-max_model_len // cache.block_size)

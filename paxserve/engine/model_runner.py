@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array
 
 from paxserve.config import EngineConfig
@@ -33,8 +34,10 @@ class Launched(NamedTuple):
 class ModelRunner:
     """Owns the weights, the KV pool and the device state of one engine."""
 
-    def __init__(self, model: nnx.Module, config: EngineConfig, *, num_pages: int, max_model_len: int) -> None:
-        self._specs = ProgramSpecs(model, config, num_pages=num_pages, max_model_len=max_model_len)
+    def __init__(
+        self, model: nnx.Module, config: EngineConfig, *, num_pages: int, max_model_len: int, mesh: Mesh | None = None
+    ) -> None:
+        self._specs = ProgramSpecs(model, config, num_pages=num_pages, max_model_len=max_model_len, mesh=mesh)
         self.shape = self._specs.shape
         self._weights = jax.tree.leaves(nnx.state(model))
         self._slots = SlotTable(self.shape.num_slots, self.shape.max_pages)
@@ -58,14 +61,15 @@ class ModelRunner:
     def compile(self, cache_folder: Path | None) -> None:
         """Allocate the device state and compile the programs, or load them; all but the essential in the background."""
         specs = self._specs
-        self._pool = jax.jit(specs.make_pool)()
+        self._pool = jax.jit(specs.make_pool, out_shardings=specs.pool_sharding)()
         self._state, self._rich = jax.tree.map(_zeros, (specs.state, specs.rich))
         jobs: dict[Hashable, Callable[[], Any]] = {
             layout: specs.step(layout).compile for layout in (*specs.plain_layouts, *specs.rich_layouts)
         }
         needed: dict[Hashable, Callable[[], Any]] = {layout: jobs.pop(layout) for layout in specs.essential_layouts()}
         needed |= {name: program.compile for name, program in specs.helpers().items()}
-        self._programs = Programs(ProgramCache(cache_folder, *specs.identity), needed, jobs)
+        devices = None if specs.mesh is None else list(specs.mesh.devices.flat)
+        self._programs = Programs(ProgramCache(cache_folder, *specs.identity, devices=devices), needed, jobs)
 
     # Sleep
 
@@ -186,8 +190,8 @@ class ModelRunner:
 
 
 def _zeros(spec: jax.ShapeDtypeStruct) -> Array:
-    """Zeros on the device by a transfer: every shape of `jnp.zeros` would be a program to compile."""
-    return jax.device_put(np.zeros(spec.shape, spec.dtype))
+    """Zeros on the devices by a transfer: every shape of `jnp.zeros` would be a program to compile."""
+    return jax.device_put(np.zeros(spec.shape, spec.dtype), spec.sharding)
 
 
 def _host(arrays: Any) -> Any:

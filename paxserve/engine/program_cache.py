@@ -12,7 +12,7 @@ import logging
 import os
 import pickle
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,15 @@ SOURCE_PACKAGES = ("paxserve", "models", "pallas_kernels", "sharding")
 class ProgramCache:
     """Programs of one engine, by name. The folder is the user's own: files in it are trusted."""
 
-    def __init__(self, folder: Path | None, *identity: object) -> None:
-        """`identity` is all that the programs depend on besides their names and this machine."""
+    def __init__(self, folder: Path | None, *identity: object, devices: Sequence[Any] | None = None) -> None:
+        """`identity` is all that the programs depend on besides their names, this machine and the `devices` they use.
+
+        By default that is jax's first device.
+        """
         self._folder = folder
-        self._identity = "\n".join([_environment(), *map(repr, identity)])
+        self._devices = list(devices or jax.devices()[:1])
+        places = repr([device.id for device in self._devices])
+        self._identity = "\n".join([_environment(), places, *map(repr, identity)])
         self.num_loaded = 0
 
     def get(self, name: str, compile_program: Callable[[], Any]) -> Any:
@@ -51,7 +56,7 @@ class ProgramCache:
     def _load(self, path: Path, name: str) -> Any:
         try:
             kept = pickle.loads(path.read_bytes())
-            return serialize_executable.deserialize_and_load(*kept, execution_devices=jax.devices()[:1])
+            return serialize_executable.deserialize_and_load(*kept, execution_devices=self._devices)
         except FileNotFoundError:
             return None
         except Exception as error:  # whatever is wrong with the file, compiling mends it

@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, Sharding
 from jaxtyping import Array, Bool, Float32, Int32
 
-from pallas_kernels.ragged_paged_attention import copy_pages, make_pool
+from pallas_kernels.ragged_paged_attention import copy_pages, kv_head_axis, make_pool
 from paxserve.config import EngineConfig
 from paxserve.engine.batch import Layout
 from paxserve.engine.buckets import is_essential, plain_layouts, rich_layouts
 from paxserve.engine.step import DeviceState, RichState, StepShape, make_step
+from sharding.rules import pool_sharding, replicated, weight_sharding
 
 NUM_UPDATES = 1024
 """Slot-table changes that one run of the `update` program applies."""
@@ -29,18 +30,21 @@ NUM_COPIES = 64
 
 
 class Program(NamedTuple):
-    """A function, its abstract arguments, and which of them it may overwrite."""
+    """A function, its abstract arguments, which of them it may overwrite, and where its results go."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     donated: tuple[int, ...]
     mesh: Mesh | None
     """The devices to compile for; None is jax's default device."""
+    results: Any
+    """A sharding, or a tree of them that is a beginning of the results' tree; None without a mesh."""
 
     def lower(self) -> Any:
         """The traced and lowered program."""
         with contextlib.nullcontext() if self.mesh is None else jax.set_mesh(self.mesh):
-            return jax.jit(self.function, donate_argnums=self.donated).lower(*self.arguments)
+            program = jax.jit(self.function, donate_argnums=self.donated, out_shardings=self.results)
+            return program.lower(*self.arguments)
 
     def compile(self) -> Any:
         """The compiled program."""
@@ -79,10 +83,16 @@ class ProgramSpecs:
         self._limits = (budget, num_slots)
         sizes = (*self._limits, page_size, config.compile.compile_sizes)
         self.plain_layouts, self.rich_layouts = plain_layouts(*sizes), rich_layouts(*sizes)
+        self._replicated: Sharding | None = None if mesh is None else replicated(mesh)
+        self.pool_sharding: Sharding | None = mesh and pool_sharding(mesh, kv_head_axis(self.shape.backend))
+        """Where each array of the pool goes."""
         self._treedef = jax.tree.structure(params)
         variables = jax.tree.leaves(params, is_leaf=lambda node: isinstance(node, nnx.Variable))
         self.weights: list[jax.ShapeDtypeStruct] = [self._described_weight(variable) for variable in variables]
-        self.pool: Any = jax.tree.map(lambda x: self._described(x.shape, x.dtype), jax.eval_shape(self.make_pool))
+        self.pool: Any = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.pool_sharding),
+            jax.eval_shape(self.make_pool),
+        )
         self.state = DeviceState(*self._int32(num_slots * self.shape.width, num_slots))
         by_vocab = partial(self._described, (num_slots, vocab_size))
         self.rich = RichState(by_vocab(jnp.float32), by_vocab(jnp.int32), by_vocab(jnp.bool_))  # type: ignore[arg-type]
@@ -101,10 +111,12 @@ class ProgramSpecs:
 
     def step(self, layout: Layout) -> Program:
         """The step of one bucket: `(weights, pool, state, rich, packed) -> (pool, state, rich, out)`."""
-        function = make_step(self._graphdef, self._treedef, layout, self.shape)
+        function = make_step(self._graphdef, self._treedef, layout, self.shape, self.mesh)
         rich = self.rich if layout.is_rich else None
         (packed,) = self._int32(layout.size)
-        return Program(function, (self.weights, self.pool, self.state, rich, packed), (1, 2, 3), self.mesh)
+        arguments = (self.weights, self.pool, self.state, rich, packed)
+        results = (self.pool_sharding, *[self._replicated] * 3)
+        return Program(function, arguments, (1, 2, 3), self.mesh, results if self.mesh else None)
 
     def helpers(self) -> dict[str, Program]:
         """The small programs that run ahead of a step, by name; each overwrites its first argument."""
@@ -119,16 +131,17 @@ class ProgramSpecs:
             "bias": (_set_bias, (self.rich, slot, row(jnp.float32))),
             "counts": (_set_counts, (self.rich, slot, row(jnp.int32), row(jnp.bool_))),
         }
-        return {name: Program(*parts, (0,), self.mesh) for name, parts in programs.items()}
+        results = {name: self.pool_sharding if name == "copy" else self._replicated for name in programs}
+        return {name: Program(*parts, (0,), self.mesh, results[name]) for name, parts in programs.items()}
 
     def _described(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         """An argument that every device of the mesh has whole."""
-        sharding = None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._replicated)
 
     def _described_weight(self, variable: nnx.Variable) -> jax.ShapeDtypeStruct:
         value = variable.get_value()
-        return self._described(value.shape, value.dtype)
+        sharding = self.mesh and weight_sharding(self.mesh, variable.get_metadata("out_sharding"))
+        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
 
     def _int32(self, *lengths: int) -> list[Any]:
         return [self._described((length,), jnp.int32) for length in lengths]

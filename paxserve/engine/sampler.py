@@ -157,8 +157,9 @@ def _nearest_cut(
     distances: Float32[Array, " V"], top_k: Int32[Array, ""], top_p: Float32[Array, ""], min_p: Float32[Array, ""]
 ) -> Float32[Array, ""]:
     """One row's cut, from the nearest tokens alone wherever they settle it."""
-    # The barrier keeps XLA:CPU from merging a later slice into top_k, which turns it into a sort, 70 times as slow.
-    nearest = jnp.abs(lax.optimization_barrier(lax.top_k(-distances, min(NUM_NEAREST, distances.shape[0])))[0])
+    # The barrier keeps XLA:CPU from merging a later slice into top_k, which turns it into a sort, 70 times as slow. It
+    # is on one result alone: a barrier around the pair stops XLA:CPU's compiler when it compiles for several devices.
+    nearest = jnp.abs(lax.optimization_barrier(lax.top_k(-distances, min(NUM_NEAREST, distances.shape[0]))[0]))
     num_nearest = nearest.shape[0]
     farthest = -jnp.log(min_p)
     kth = lax.cond(

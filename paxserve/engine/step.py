@@ -5,17 +5,22 @@ tokens stay in `state.last_token`, where the next step finds them, so the host c
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.lax import with_sharding_constraint
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float32, Int32
 
 from models.inputs import Batch, PagedKVCache
 from pallas_kernels.ragged_paged_attention import AttentionMetadata
 from paxserve.engine import sampler, token_logprobs
 from paxserve.engine.batch import PARAM_COLUMNS, Layout
+from sharding.mesh import TENSOR
+from sharding.rules import partition_spec, replicated, weight_sharding
 
 
 class DeviceState(NamedTuple):
@@ -60,23 +65,29 @@ class StepShape(NamedTuple):
         return self.max_pages + len(PARAM_COLUMNS)
 
 
-def make_step(graphdef: Any, treedef: Any, layout: Layout, shape: StepShape) -> Callable[..., Any]:
+def make_step(
+    graphdef: Any, treedef: Any, layout: Layout, shape: StepShape, mesh: Mesh | None = None
+) -> Callable[..., Any]:
     """The step function of one bucket, ready for `jax.jit` with arguments 1, 2 and 3 donated.
 
     `weights` are the leaves of the model's state: passing the module itself through jit would cost
-    its flattening at every step.
+    its flattening at every step. On a mesh, they and the pool are spread over it, all else is on every device.
     """
+
+    def whole(array: Array) -> Array:
+        # What is small stays on every device; else a use of some of it would spread it back to where it comes from.
+        return array if mesh is None else with_sharding_constraint(array, replicated(mesh))
 
     def step(
         weights: list[Array], pool: Any, state: DeviceState, rich: RichState | None, packed: Int32[Array, " L"]
     ) -> tuple[Any, DeviceState, RichState | None, StepOutput]:
         model = nnx.merge(graphdef, jax.tree.unflatten(treedef, weights))
-        fields = {name: packed[start : start + size] for name, (start, size) in layout.fields.items()}
+        fields = {name: whole(packed[start : start + size]) for name, (start, size) in layout.fields.items()}
 
         # 1. Apply what changed in the slots, then look up this step's rows.
         table = state.table.at[fields["delta_indices"]].set(fields["delta_values"], mode="drop")
         slots = fields["slots"]
-        rows = table.reshape(shape.num_slots, shape.width).at[slots].get(mode="fill", fill_value=0)
+        rows = whole(table.reshape(shape.num_slots, shape.width).at[slots].get(mode="fill", fill_value=0))
         params: dict[str, Array] = dict(zip(PARAM_COLUMNS, rows[:, shape.max_pages :].T, strict=True))
 
         # 2. Tokens still on the device are named by their slot.
@@ -88,9 +99,10 @@ def make_step(graphdef: Any, treedef: Any, layout: Layout, shape: StepShape) -> 
         )
 
         # 3. The model, and the logits of each row's last token.
-        cache = PagedKVCache(pool, metadata, shape.backend, shape.expert_backend, shape.page_size)
+        cache = PagedKVCache(pool, metadata, shape.backend, shape.expert_backend, shape.page_size, mesh)
         hidden, cache = model(Batch(ids, fields["positions"]), cache)
-        logits = model.logits(hidden[jnp.maximum(cu_q_lens[1:] - 1, 0)])  # [R, V]
+        logits_of = partial(_logits, model, mesh=mesh, vocab_size=shape.vocab_size)
+        logits = logits_of(hidden[jnp.maximum(cu_q_lens[1:] - 1, 0)])  # [R, V]
 
         # 4. Sampling, and what the next step needs to know of it.
         tensors = _sampling_tensors(params, fields["sample_positions"])
@@ -99,10 +111,10 @@ def make_step(graphdef: Any, treedef: Any, layout: Layout, shape: StepShape) -> 
         if layout.is_rich:
             assert rich is not None
             logits = _adjust(logits, rich, slots, params, tensors)
-        tokens = sampler.sample(logits, tensors)
+        tokens = whole(_by_row(sampler.sample, mesh, layout.num_rows)(logits, tensors))
         if layout.is_rich:
             assert rich is not None
-            logprobs, prompt_logprobs = _logprobs(model, hidden, raw, tokens, fields, shape)
+            logprobs, prompt_logprobs = _logprobs(logits_of, hidden, raw, tokens, fields, shape)
             counted = jnp.where((fields["samples"] > 0) & (params["has_penalties"] > 0), slots, shape.num_slots)
             rich = rich._replace(output_counts=rich.output_counts.at[counted, tokens].add(1, mode="drop"))
         sampled_slots = jnp.where(fields["samples"] > 0, slots, shape.num_slots)
@@ -110,6 +122,33 @@ def make_step(graphdef: Any, treedef: Any, layout: Layout, shape: StepShape) -> 
         return cache.pool, DeviceState(table, last_token), rich, StepOutput(tokens, logprobs, prompt_logprobs)
 
     return step
+
+
+def _logits(model: Any, hidden: Float32[Array, "R D"], *, mesh: Mesh | None, vocab_size: int) -> Float32[Array, "R V"]:
+    """Logits of some tokens. On a mesh, each device has all logits of its share of the rows.
+
+    The head leaves a device its share of the vocabulary for every row. Turned round once, all that follows (penalties,
+    sampling, log-probabilities) is done for each row on one device, as it is without a mesh: one exchange, the least
+    data, the same tokens.
+    """
+    if mesh is None:
+        return model.logits(hidden)[:, :vocab_size]
+    logits = model.logits(with_sharding_constraint(hidden, replicated(mesh)))
+    logits = with_sharding_constraint(logits, weight_sharding(mesh, (None, "vocab")))
+    return with_sharding_constraint(logits, NamedSharding(mesh, _row_spec(mesh, len(hidden))))[:, :vocab_size]
+
+
+def _by_row(function: Callable[..., Any], mesh: Mesh | None, num_rows: int) -> Callable[..., Any]:
+    """The function of arrays with R rows, each device computing its rows, by branches of its own."""
+    if mesh is None:
+        return function
+    spec = _row_spec(mesh, num_rows)
+    return jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+
+
+def _row_spec(mesh: Mesh, num_rows: int) -> PartitionSpec:
+    """Where rows are: rows that do not divide are computed by every device."""
+    return partition_spec(("rows",)) if num_rows % mesh.shape[TENSOR] == 0 else PartitionSpec()
 
 
 def _floats(bits: Int32[Array, " R"]) -> Float32[Array, " R"]:
@@ -153,7 +192,7 @@ def _adjust(
 
 
 def _logprobs(
-    model: Any,
+    logits_of: Callable[[Array], Array],
     hidden: Float32[Array, "T D"],
     logits: Float32[Array, "R V"],
     tokens: Int32[Array, " R"],
@@ -176,7 +215,7 @@ def _logprobs(
     )
     prompt = jax.lax.cond(
         fields["wants_prompt_logprobs"][0] > 0,
-        lambda: token_logprobs.prompt_logprobs(hidden, model.logits, targets, num_top),
+        lambda: token_logprobs.prompt_logprobs(hidden, logits_of, targets, num_top),
         lambda: zeros(targets.shape[0]),
     )
     return sampled, prompt

@@ -35,8 +35,9 @@ def gather_logprobs(logits: Float[Array, "R V"], token_ids: Int32[Array, " R"], 
     log_total = jnp.log(jnp.exp(logits - top).sum(axis=-1, keepdims=True))
     chosen = jnp.take_along_axis(logits, token_ids[:, None], axis=-1, mode="clip")
     rank = 1 + (logits > chosen).astype(jnp.float32).sum(axis=-1).astype(jnp.int32)
-    # The barrier keeps XLA:CPU from merging a later slice into top_k, which turns it into a sort, 70 times as slow.
-    values, ids = lax.optimization_barrier(lax.top_k(logits, num_top))
+    # The barriers keep XLA:CPU from merging a later slice into top_k, which turns it into a sort, 70 times as slow. One
+    # around the pair would stop XLA:CPU's compiler when it compiles for several devices.
+    values, ids = map(lax.optimization_barrier, lax.top_k(logits, num_top))
     return Logprobs(((chosen - top) - log_total)[:, 0], rank, ids, (values - top) - log_total)
 
 
