@@ -5,6 +5,7 @@ any sharding. Every layer's parameter is as the engine computes with it: q, k an
 """
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,12 +58,13 @@ class OrbaxFolder:
         return load_folder_tokenizer(self.path)
 
     def _restore(self, item: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
-        with self._faults(), ocp.PyTreeCheckpointer() as reader:
+        largest = max(spec.dtype.itemsize * math.prod(spec.shape) for spec in map(self.tensors.__getitem__, item))
+        with self._faults(), _checkpointer(largest) as reader:
             request = ocp.args.PyTreeRestore(item=item, restore_args=arguments, partial_restore=True)
             return reader.restore(self._arrays, args=request)
 
     def _read_specs(self) -> dict[str, TensorSpec]:
-        with self._faults(), ocp.PyTreeCheckpointer() as reader:
+        with self._faults(), _checkpointer() as reader:
             metadata: Any = reader.metadata(self._arrays)
             return {
                 name: TensorSpec(tuple(array.shape), np.dtype(array.dtype))
@@ -85,10 +87,22 @@ class OrbaxFolder:
 
 def save_arrays(folder: Path, arrays: Mapping[str, jax.Array]) -> None:
     """Write parameters by name for `OrbaxFolder` to read; the folder must not have any yet."""
-    with ocp.PyTreeCheckpointer() as writer:
-        writer.save((folder / ARRAYS).absolute(), args=ocp.args.PyTreeSave(dict(arrays)))
+    orbax_log = logging.getLogger("absl")
+    level = orbax_log.level
+    orbax_log.setLevel(logging.ERROR)  # it warns that there is nothing to merge
+    try:
+        with _checkpointer() as writer:
+            writer.save((folder / ARRAYS).absolute(), args=ocp.args.PyTreeSave(dict(arrays)))
+    finally:
+        orbax_log.setLevel(level)
 
 
-def quiet_orbax() -> None:
-    """Keep Orbax's own account of each save and restore, some dozen lines, out of the log."""
-    logging.getLogger("absl").setLevel(logging.WARNING)
+def _checkpointer(largest_bytes: int = 0) -> ocp.Checkpointer:
+    """Orbax with a file for each array and no compression: both would cost more to undo than the disk saves.
+
+    Restoring, it holds a gigabyte beside the arrays themselves, or the largest of them.
+    """
+    handler = ocp.PyTreeCheckpointHandler(
+        use_ocdbt=False, use_compression=False, restore_concurrent_gb=max(1, -(-largest_bytes // 10**9))
+    )
+    return ocp.Checkpointer(handler)

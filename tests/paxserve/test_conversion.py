@@ -139,7 +139,7 @@ def test_what_cannot_be_converted(converted, tmp_path):
         (lambda folder: (folder / MARKER).unlink(), "has no .*safetensors"),
         (lambda folder: (folder / MARKER).write_text('{"version": 99}'), "format 99"),
         (lambda folder: shutil.rmtree(folder / "arrays"), "cannot be read"),
-        (lambda folder: shutil.rmtree(folder / "arrays" / "d"), "cannot be read"),
+        (lambda folder: shutil.rmtree(folder / "arrays" / "embedding.weight"), "cannot be read"),
         (lambda folder: change(folder, num_hidden_layers=2), "unexpected .layers.2"),
         (lambda folder: change(folder, intermediate_size=64), r"up.weight should be \[\d+, 64\]"),
         (lambda folder: change(folder, num_hidden_layers=9), "missing .layers"),
