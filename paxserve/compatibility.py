@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from paxserve.arguments import known_flags
 from paxserve.config import EngineConfig, ModelConfig
-from paxserve.entrypoints import admin, anthropic, openai, ops, pooling
-from paxserve.entrypoints.app import routers
+from paxserve.entrypoints import admin
+from paxserve.entrypoints.app import PACKAGES, routers
 from paxserve.entrypoints.http_metrics import HttpMetrics
 from paxserve.entrypoints.protocol.chat import ChatRequest
 from paxserve.entrypoints.protocol.completions import CompletionRequest
@@ -76,7 +76,7 @@ class Surface:
 
 def our_routes() -> set[str]:
     """Every route of a server with an admin key, as "METHOD path"."""
-    routes = [route for router in routers(openai, anthropic, pooling, ops, admin) for route in router.routes]
+    routes = [route for router in routers(*PACKAGES, admin) for route in router.routes]
     declared = [route for route in routes if isinstance(route, APIRoute)]
     return {f"{method} {route.path}" for route in declared for method in route.methods or ()} | set(DOCUMENTS)
 

@@ -8,6 +8,7 @@ import argparse
 import ast
 import dataclasses
 import difflib
+import functools
 import inspect
 import json
 import sys
@@ -76,6 +77,7 @@ def flags_of(kind: type) -> Iterator[Flag]:
         yield Flag(name=f.name, annotation=f.type, default=default, help=docs[f.name])
 
 
+@functools.cache
 def _field_docstrings(kind: type) -> dict[str, str]:
     """The string under each field, which Python itself throws away."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]

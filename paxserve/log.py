@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from typing import Literal
 
 FORMAT = "%(levelname)-8s %(asctime)s %(process)d %(name)s: %(message)s"
@@ -25,11 +26,12 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry)
 
 
-def configure_logging(level: str = "INFO", form: LogFormat = "text") -> None:
-    """Send the `paxserve` loggers to standard error, from `level` on."""
+def configure_logging(level: str = "INFO", form: LogFormat = "text", names: Sequence[str] = ("paxserve",)) -> None:
+    """Send the loggers of these names to standard error, from `level` on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(FORMAT, DATE_FORMAT))
-    logger = logging.getLogger("paxserve")
-    logger.handlers[:] = [handler]
-    logger.setLevel(level)
-    logger.propagate = False
+    for name in names:
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.setLevel(level)
+        logger.propagate = False

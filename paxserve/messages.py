@@ -87,6 +87,8 @@ class EngineStats:
     generation_tokens: int = 0
     num_steps: int = 0
     last_step_tokens: int = 0
+    padding_tokens: int = 0
+    """Positions that steps computed only because their programs have a fixed size."""
     num_programs: int = 0
     """Compiled step programs."""
     recompilations: int = 0

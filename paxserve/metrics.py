@@ -38,6 +38,7 @@ COUNTERS = {
     "vllm:prompt_tokens": ("prompt_tokens", "Prompt tokens of the requests that were begun."),
     "vllm:prompt_tokens_cached": ("prefix_cache_hits", "Prompt tokens that did not have to be computed."),
     "vllm:generation_tokens": ("generation_tokens", "Tokens generated."),
+    "paxserve:padding_tokens": ("padding_tokens", "Positions computed only to fill the size of a program."),
     "paxserve:steps": ("num_steps", "Steps of the engine."),
     "paxserve:recompilations": ("recompilations", "Compilations while serving; each one is a bug."),
 }

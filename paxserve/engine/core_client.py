@@ -18,6 +18,7 @@ import zmq.asyncio
 from paxserve.config import EngineConfig
 from paxserve.engine import wire
 from paxserve.errors import ConfigError, EngineDeadError
+from paxserve.log import LogFormat
 from paxserve.messages import EngineRequest, EngineStats, ModelInfo
 
 ENGINE_CORE = "paxserve.engine.cores:open_core"
@@ -50,13 +51,13 @@ class CoreClient:
         self._calls: dict[int, asyncio.Future[bool | EngineStats | None]] = {}
 
     @classmethod
-    def launch(cls, config: EngineConfig, core: str = ENGINE_CORE) -> "CoreClient":
+    def launch(cls, config: EngineConfig, core: str = ENGINE_CORE, log_format: LogFormat = "text") -> "CoreClient":
         """Start the process of the core named `core` (`module:class`)."""
         folder = Path(tempfile.mkdtemp(prefix="paxserve-"))
         if len(str(folder)) > MAX_SOCKET_PATH - len("/requests"):
             folder.rmdir()
             folder = Path(tempfile.mkdtemp(prefix="paxserve-", dir="/tmp"))
-        order = wire.LaunchOrder(config=config, core=core, folder=str(folder))
+        order = wire.LaunchOrder(config=config, core=core, folder=str(folder), log_format=log_format)
         # The child imports from where this process does, and from no folder that it happens to stand in.
         search_path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
         process = subprocess.Popen(

@@ -130,7 +130,7 @@ def main() -> int:
     # front still wants its running requests answered.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    configure_logging()
+    configure_logging(form=order.log_format)
     context = zmq.Context()
     requests, outputs = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     for socket in (requests, outputs):

@@ -85,6 +85,7 @@ class EngineCore(Profiling):
         self._launched: deque[Launched] = deque()
         self._seeds = np.random.default_rng(config.model.seed)
         self._num_arrivals = 0
+        self._padding_tokens = 0
         self._is_asleep = False
         self._aborted: list[EngineOutput] = []
         self._seconds: dict[str, float] = dict.fromkeys(("schedule", "launch", "wait", "process"), 0.0)
@@ -140,7 +141,9 @@ class EngineCore(Profiling):
         planned = time.perf_counter()
         if scheduled is not None:
             with self._compilations:
-                self._launched.append(self.runner.launch(scheduled))
+                launch = self.runner.launch(scheduled)
+            self._launched.append(launch)
+            self._padding_tokens += launch.layout.num_tokens - scheduled.num_tokens
         launched = time.perf_counter()
         self._add_seconds(schedule=planned - started, launch=launched - planned)
         if self._launched and (scheduled is None or len(self._launched) >= self._depth):
@@ -178,6 +181,7 @@ class EngineCore(Profiling):
         """Counters since start and gauges now."""
         stats = self.scheduler.stats()
         stats.num_programs = self.runner.num_programs
+        stats.padding_tokens = self._padding_tokens
         stats.recompilations = self._compilations.count
         stats.step_seconds = dict(self._seconds)
         return stats

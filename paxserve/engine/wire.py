@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from paxserve.config import EngineConfig
+from paxserve.log import LogFormat
 from paxserve.messages import EngineOutput, EngineRequest, EngineStats, ModelInfo
 
 
@@ -16,6 +17,7 @@ class LaunchOrder(msgspec.Struct, kw_only=True):
     """`module:name` of the engine core's class."""
     folder: str
     """Private folder of the two sockets, `requests` and `outputs`."""
+    log_format: LogFormat = "text"
 
 
 class AddRequest(msgspec.Struct, tag=True):

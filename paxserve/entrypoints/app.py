@@ -18,6 +18,9 @@ from paxserve.entrypoints.errors import add_error_handlers
 from paxserve.entrypoints.http_metrics import HttpMetrics
 from paxserve.entrypoints.request_guard import RequestGuard
 
+PACKAGES = (openai, anthropic, pooling, ops)
+"""Where the endpoints are that every server has; `admin` joins them where there is an admin key."""
+
 
 def routers(*packages: ModuleType) -> Iterator[APIRouter]:
     """The router of every endpoint module of these packages, found by file name."""
@@ -33,7 +36,7 @@ def create_app(context: ServingContext) -> FastAPI:
     schema_url = None if config.disable_fastapi_docs else "/openapi.json"  # without it there are no docs either
     app = FastAPI(title="paxserve", version=__version__, redirect_slashes=False, openapi_url=schema_url)
     app.state.context = context
-    for router in routers(openai, anthropic, pooling, ops):
+    for router in routers(*PACKAGES):
         app.include_router(router)
     # Without an admin key there are no such routes; with one, the guard must know them all.
     admin_routers = list(routers(admin)) if config.admin_api_key else []

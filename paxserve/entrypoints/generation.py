@@ -1,6 +1,7 @@
 """The life of a generating request on the server, common to completions and chats: check, run, stream or collect."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Protocol
@@ -17,6 +18,8 @@ from paxserve.entrypoints.protocol.generation import PromptTokensDetails, Sampli
 from paxserve.entrypoints.sse import DONE, EventStream, event, until_disconnect
 from paxserve.messages import EngineRequest
 from paxserve.outputs import RequestOutput
+
+LOAD_HEADER = "endpoint-load-metrics"
 
 Batch = list[tuple[int, RequestOutput]]
 
@@ -67,7 +70,9 @@ async def answer(
     )
     try:
         if not is_stream:
-            return writer.respond(await until_disconnect(request, collect(stream, len(requests))))
+            response = writer.respond(await until_disconnect(request, collect(stream, len(requests))))
+            response.headers.update(load_headers(request, context))
+            return response
         # When proxies want to hear something, they do so even if the first token takes its time.
         await until_disconnect(request, asyncio.wait_for(stream.wait_first(), keep_alive or None))
     except TimeoutError:
@@ -76,6 +81,21 @@ async def answer(
         stream.close()
         raise
     return EventStream(with_end(events(stream, writer), writer), on_close=stream.close, keep_alive=keep_alive)
+
+
+def load_headers(request: Request, context: ServingContext) -> dict[str, str]:
+    """How busy the engine is, for load balancers that ask for it with `endpoint-load-metrics-format`."""
+    form = request.headers.get("endpoint-load-metrics-format", "").upper()
+    stats = context.engine.stats
+    values = {
+        "kv_cache_usage_perc": stats.num_pages_in_use / max(1, stats.num_pages),
+        "num_requests_waiting": float(stats.num_waiting),
+    }
+    if form == "JSON":
+        return {LOAD_HEADER: f"JSON {json.dumps({'named_metrics': values})}"}
+    if form == "TEXT":
+        return {LOAD_HEADER: "TEXT " + ", ".join(f"named_metrics.{name}={value}" for name, value in values.items())}
+    return {}
 
 
 async def collect(stream: RequestStream, num_requests: int) -> list[RequestOutput]:

@@ -7,6 +7,9 @@ from typing import Any
 
 from paxserve.errors import RequestError
 
+MAX_CHARACTERS = 64 * 2**20
+"""Most text that is kept, of all responses and the conversations before them together."""
+
 
 @dataclass
 class StoredResponse:
@@ -17,21 +20,35 @@ class StoredResponse:
     task: asyncio.Task[None] | None = None
     """What still works at it, for responses in the background."""
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it is still worked at."""
+        return self.task is not None and not self.task.done()
+
+    @property
+    def num_characters(self) -> int:
+        """How much text it holds, roughly."""
+        return 1000 + sum(len(str(message.get("content"))) for message in self.messages)
+
 
 class ResponseStore:
     """At most `size` responses by id; the oldest make room."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, size: int, max_characters: int = MAX_CHARACTERS) -> None:
+        self._size, self._max_characters = size, max_characters
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
 
     def put(self, response: StoredResponse) -> None:
-        """Keep a response; one that still runs stays until it has ended."""
+        """Keep a response. Raises `RequestError` (503) for one in the background when too many are worked at."""
+        if response.task is None and response.body["background"] and self.num_running >= self._size:
+            raise RequestError("Too many responses run in the background. Try again later.", code=503)
         self._responses[response.body["id"]] = response
+        total = sum(kept.num_characters for kept in self._responses.values())
         for response_id, old in list(self._responses.items()):
-            if len(self._responses) <= self._size:
+            if len(self._responses) <= self._size and total <= self._max_characters:
                 break
-            if old.task is None or old.task.done():
+            if not old.is_running and old is not response:
+                total -= old.num_characters
                 del self._responses[response_id]
 
     def get(self, response_id: str) -> StoredResponse:
@@ -43,4 +60,4 @@ class ResponseStore:
     @property
     def num_running(self) -> int:
         """Responses that are still worked at."""
-        return sum(entry.task is not None and not entry.task.done() for entry in self._responses.values())
+        return sum(kept.is_running for kept in self._responses.values())

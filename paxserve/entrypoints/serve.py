@@ -40,7 +40,7 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig, *, core
             demo_model_path()  # fetched once, rather than by the core and by this process at the same time
         # Until the event loop listens to signals, SIGTERM must still end both processes in good order.
         signal.signal(signal.SIGTERM, _leave)
-        client = CoreClient.launch(engine_config, core)
+        client = CoreClient.launch(engine_config, core, server_config.log_format)
         try:
             # Late on purpose: FastAPI and the tokenizer take a second, in which the core is already at work.
             server = importlib.import_module("paxserve.entrypoints.server")

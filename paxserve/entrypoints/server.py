@@ -27,12 +27,16 @@ from paxserve.entrypoints.waiting_room import WaitingRoom
 from paxserve.errors import ConfigError
 from paxserve.loaders.checkpoint import open_tokenizer
 from paxserve.loaders.tokenizer import Tokenizer
+from paxserve.log import configure_logging
 from paxserve.messages import ModelInfo
 from paxserve.metrics import Metrics
 from paxserve.server_config import ServerConfig
 from paxserve.tracing import Tracer
 
 logger = logging.getLogger(__name__)
+
+UVICORN_LEVELS = {"trace": "DEBUG"}
+"""uvicorn's names for levels of the log that are not Python's."""
 
 DRAIN_SECONDS = 0.02
 """How often a server that is to stop looks whether its requests have ended."""
@@ -85,9 +89,11 @@ def run(
     started: float,
 ) -> int:
     """Serve on `listener`; the exit status."""
+    level = UVICORN_LEVELS.get(server_config.uvicorn_log_level, server_config.uvicorn_log_level.upper())
+    configure_logging(level, server_config.log_format, ["uvicorn"])
     config = uvicorn.Config(
         _no_app,
-        log_level=server_config.uvicorn_log_level,
+        log_config=None,  # its loggers write as ours do
         access_log=False,  # AccessLog knows more of a request
         timeout_graceful_shutdown=LAST_ANSWERS_SECONDS,
         timeout_keep_alive=server_config.timeout_keep_alive,

@@ -18,11 +18,14 @@ from paxserve.loaders.gguf_checkpoint import GgufCheckpoint
 from paxserve.loaders.hf_folder import HfFolder
 from paxserve.loaders.hf_tokenizer import load_folder_tokenizer
 from paxserve.loaders.hub import download_snapshot
-from paxserve.loaders.orbax_folder import MARKER, OrbaxFolder
 from paxserve.loaders.tensor_spec import TensorSpec
 from paxserve.loaders.tokenizer import Tokenizer
 
 __all__ = ["Checkpoint", "TensorSpec", "open_checkpoint", "open_tokenizer"]
+
+
+CONVERTED_MARKER = "paxserve_checkpoint.json"
+"""The file that tells a folder of `paxserve convert` (`orbax_folder.MARKER`)."""
 
 
 class Checkpoint(Protocol):
@@ -71,13 +74,17 @@ def open_checkpoint(config: ModelConfig) -> Checkpoint:
         raise ConfigError(f"load_format is safetensors, but {config.model} is a GGUF file.")
     if not is_gguf and config.load_format == "gguf":
         raise ConfigError(f"load_format is gguf, but {config.model} is not a .gguf file: give the file's path.")
-    is_converted = (path / MARKER).is_file()
+    is_converted = (path / CONVERTED_MARKER).is_file()
     if is_converted and config.load_format == "safetensors":
         raise ConfigError(f"load_format is safetensors, but {config.model} was converted to Orbax.")
     if not is_converted and config.load_format == "orbax":
         raise ConfigError(f"load_format is orbax, but {config.model} is no folder that `paxserve convert` has written.")
     checkpoint: Checkpoint
     if is_converted:
+        from paxserve.loaders.orbax_folder import (
+            OrbaxFolder,
+        )  # late: the server's front must not wait for jax and Orbax
+
         checkpoint = OrbaxFolder(path, name=config.model, with_weights=with_weights)
     elif is_gguf:
         checkpoint = GgufCheckpoint(path, name=config.model, with_weights=with_weights)

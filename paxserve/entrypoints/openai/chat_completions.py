@@ -48,6 +48,7 @@ async def answer_chats(request: Request, body: ChatOptions, conversations: Seque
     context = context_of(request)
     model = context.model_name(body.model)
     body.check(context.server_config)
+    body.take_headers(request.headers)
     params = body.sampling_params(context.default_values)
     answer_id = public_id("chatcmpl", request, body.request_id)
     prompts = [await chat_prompt(context, body, messages, request) for messages in conversations]

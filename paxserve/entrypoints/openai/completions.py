@@ -31,6 +31,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     context = context_of(request)
     model = context.model_name(body.model)
     body.check(context.server_config)
+    body.take_headers(request.headers)
     params = body.sampling_params(context.default_values)
     answer_id = public_id("cmpl", request, body.request_id)
     special = body.add_special_tokens is not False

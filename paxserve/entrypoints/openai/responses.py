@@ -78,9 +78,9 @@ async def cancel_response(response_id: str, request: Request) -> Response:
 def run_in_background(context: ServingContext, writer: "ResponseWriter") -> Response:
     """Begin a response and tell its id."""
     stored = StoredResponse(writer.body_with("queued"), writer.messages)
+    context.responses.put(stored)
     stream = context.engine.submit(writer.requests, OutputKind.FINAL_ONLY)
     stored.task = asyncio.ensure_future(finish_in_background(stored, stream, writer))
-    context.responses.put(stored)
     return JSONResponse(stored.body)
 
 

@@ -1,6 +1,7 @@
 """What the bodies of completions and chats share: sampling fields, stream options, usage."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -156,6 +157,15 @@ class SamplingFields(ApiModel):
     def continuous_usage(self) -> bool:
         """Whether every chunk of the stream carries the usage so far."""
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def take_headers(self, headers: Mapping[str, str]) -> None:
+        """Let `X-Vllm-Priority` win over the body's priority. Raises `RequestError` when it is no integer."""
+        asked = headers.get("x-vllm-priority")
+        if asked is None:
+            return
+        if not re.fullmatch(r"-?\d{1,18}", asked):
+            raise RequestError(f"X-Vllm-Priority must be an integer, got {asked[:64]!r}.", "priority")
+        self.priority = int(asked)
 
     def engine_options(self) -> dict[str, Any]:
         """What the engine is told besides prompt and sampling parameters."""

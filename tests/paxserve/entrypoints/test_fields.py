@@ -176,3 +176,39 @@ def test_what_is_known_and_not_offered_is_refused_by_name_unless_it_asks_for_not
 def test_removed_fields_are_refused_with_what_replaced_them(name, instead):
     error = check_shape(run(lambda served: served.chat(**{name: {"x": 1}})), 400)
     assert instead in error["message"]
+
+
+def test_the_load_is_told_in_a_header_to_those_who_ask():
+    async def test(served: Serving):
+        name, body = "endpoint-load-metrics-format", {"prompt": "x"}
+        answers = [
+            await served.http.post("/v1/completions", json=body, headers={name: form})
+            for form in ("text", "JSON", "odd")
+        ]
+        return [answer.headers.get("endpoint-load-metrics") for answer in answers]
+
+    text, as_json, odd = run(test)
+    assert text.startswith("TEXT named_metrics.kv_cache_usage_perc=")
+    assert text.endswith(", named_metrics.num_requests_waiting=0.0")
+    assert set(json.loads(as_json.removeprefix("JSON "))["named_metrics"]) == {
+        "kv_cache_usage_perc", "num_requests_waiting",
+    }  # fmt: skip
+    assert odd is None
+
+
+def test_the_priority_may_come_as_a_header():
+    async def test(served: Serving):
+        post = served.http.post
+        body = {"prompt": "x", "max_tokens": 1, "priority": 3}
+        await post("/v1/completions", json=body, headers={"X-Vllm-Priority": "-7"})
+        await post("/v1/completions", json=body)
+        wrong = [
+            await post("/v1/completions", json=body, headers={"X-Vllm-Priority": value})
+            for value in ("x", "1.5", "9" * 30)
+        ]
+        return [request.priority for request in served.client.added], wrong
+
+    priorities, wrong = run(test)
+    assert priorities == [-7, 3]
+    for response in wrong:
+        assert check_shape(response, 400)["param"] == "priority"

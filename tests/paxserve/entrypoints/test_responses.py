@@ -3,6 +3,8 @@ import json
 
 import pytest
 
+from paxserve.entrypoints.response_store import ResponseStore, StoredResponse
+from paxserve.errors import RequestError
 from tests.paxserve.entrypoints.test_errors import check_shape
 from tests.paxserve.fake_core import CRASH, REFUSE, SCRIPT
 from tests.paxserve.serving import Serving, run
@@ -138,6 +140,36 @@ def test_the_oldest_make_room():
         return [(await served.http.get(f"/v1/responses/{response_id}")).status_code for response_id in ids]
 
     assert run(test, enable_responses_store=True, max_stored_responses=2) == [404, 404, 200, 200]
+
+
+def test_much_text_makes_room_too():
+    def stored(name: str, length: int) -> StoredResponse:
+        return StoredResponse({"id": name, "background": False}, [{"role": "user", "content": "x" * length}])
+
+    store = ResponseStore(10, max_characters=10_000)
+    for name, length in (("a", 3000), ("b", 3000), ("c", 3000)):
+        store.put(stored(name, length))
+    assert store.get("c")
+    assert store.get("b")
+    with pytest.raises(RequestError):
+        store.get("a")
+    store.put(stored("huge", 50_000))
+    assert store.get("huge")
+    with pytest.raises(RequestError):
+        store.get("c")
+
+
+def test_too_much_in_the_background_is_refused():
+    async def test(served: Serving):
+        served.core.step_seconds = 0.005
+        answers = [await respond(served, background=True, max_output_tokens=300) for _ in range(3)]
+        for answer in answers[:2]:
+            await served.http.post(f"/v1/responses/{answer.json()['id']}/cancel")
+        return answers, len(served.core.choices)
+
+    answers, left = run(test, enable_responses_store=True, max_stored_responses=2)
+    assert [answer.status_code for answer in answers] == [200, 200, 503]
+    assert left == 0
 
 
 def test_background_responses_end_or_are_cancelled():

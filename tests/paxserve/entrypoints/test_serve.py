@@ -153,6 +153,17 @@ def test_while_it_drains_it_is_not_ready_and_takes_nothing_new(folder):
         assert server.wait_exit() == 0
 
 
+def test_every_line_of_the_log_can_be_json(folder):
+    with RunningServer(folder, log_format="json") as server:
+        url = server.wait_ready()
+        assert httpx.get(f"{url}/version", headers={"X-Request-Id": "trace-1"}, timeout=5).status_code == 200
+        server.process.terminate()
+        assert server.wait_exit() == 0
+    entries = [json.loads(line) for line in server.log.splitlines() if not line.startswith("heavy modules")]
+    assert {"paxserve.entrypoints.access_log", "uvicorn.error"} <= {entry["logger"] for entry in entries}
+    assert [entry["path"] for entry in entries if entry.get("request_id") == "trace-1"] == ["/version"]
+
+
 def test_over_tls(folder):
     tls = GOLDENS / "tls"
     files = {"ssl_keyfile": str(tls / "key.pem"), "ssl_certfile": str(tls / "cert.pem")}

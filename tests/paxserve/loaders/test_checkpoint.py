@@ -8,9 +8,10 @@ import pytest
 from paxserve.config import ModelConfig
 from paxserve.errors import ConfigError
 from paxserve.loaders import checkpoint as checkpoint_module
-from paxserve.loaders.checkpoint import open_checkpoint, open_tokenizer
+from paxserve.loaders.checkpoint import CONVERTED_MARKER, open_checkpoint, open_tokenizer
 from paxserve.loaders.gguf_checkpoint import GgufCheckpoint
 from paxserve.loaders.hf_folder import HfFolder
+from paxserve.loaders.orbax_folder import MARKER
 from tests.paxserve.loaders.tiny_checkpoints import TOKENS, write_hf_folder, write_llama_gguf
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -121,3 +122,7 @@ def test_hub_name_that_is_not_cached(hub_cache):
 def test_bad_hub_name():
     with pytest.raises(ConfigError, match=r"Cannot get 'org/na me'.*HFValidationError"):
         open_checkpoint(ModelConfig(model="org/na me"))
+
+
+def test_converted_folders_are_known_by_their_own_file():
+    assert CONVERTED_MARKER == MARKER
