@@ -235,6 +235,19 @@ def test_the_dashboard_asks_for_metrics_that_there_are():
     assert asked <= told
 
 
+def test_every_metric_that_is_said_to_be_there_is_there_after_one_request():
+    surface = json.loads((Path(paxserve.__file__).parent.parent / "docs/vllm_surface.json").read_text())
+    names = set(surface["metrics"]) - set(surface["absent"])
+
+    async def test(served: Serving):
+        await served.chat(max_tokens=3)
+        return (await served.http.get("/metrics")).text
+
+    samples = {line.split("{")[0].split(" ")[0] for line in run(test).splitlines() if not line.startswith("#")}
+    assert len(names) > 30
+    assert not {name for name in names if not samples & {name, f"{name}_total", f"{name}_bucket", f"{name}_count"}}
+
+
 def test_under_the_path_of_a_proxy():
     async def test(served: Serving):
         scope_of = served.http._transport.root_path
