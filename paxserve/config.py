@@ -202,7 +202,7 @@ class CompileConfig:
     """Which programs are compiled, and how attention, experts and layers are lowered."""
 
     attention_backend: Literal["auto", "reference", "xla", "tpu", "interpret"] = "auto"
-    """Implementation of paged attention; auto is xla. tpu has not run on a chip yet, interpret is its simulation."""
+    """Implementation of paged attention; auto is tpu on TPU (xla where its kernels refuse a model), else xla."""
     expert_backend: Literal["auto", "reference", "ragged", "cpu", "tpu", "interpret"] = "auto"
     """Products of mixture-of-experts layers; auto is cpu on CPU, else XLA's ragged. tpu has not run on a chip yet."""
     layer_execution: Literal["auto", "unrolled", "scanned", "looped"] = "auto"

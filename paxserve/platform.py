@@ -59,7 +59,7 @@ PLATFORMS = {
     ),
     "tpu": Platform(
         kind="tpu",
-        attention_backend="xla",
+        attention_backend="tpu",
         expert_backend="ragged",
         layer_execution="scanned",
         max_num_seqs=256,

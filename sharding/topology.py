@@ -132,6 +132,9 @@ def describe(name: str) -> Topology:
     # libtpu otherwise asks the cloud's metadata server what it runs on, and refuses a second process.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    # Without these two it complains of missing hosts; what they say does not matter to a description.
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v6e-1")
     try:
         description = topologies.get_topology_desc(platform="tpu", topology_name=name)
     except (jax.errors.JaxRuntimeError, RuntimeError, NotImplementedError, ValueError) as error:

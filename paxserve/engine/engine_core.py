@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from pallas_kernels.ragged_paged_attention import pool_bytes_per_page
 from paxserve.config import EngineConfig
+from paxserve.engine.attention_choice import settle_backend
 from paxserve.engine.kv_cache import PagePool
 from paxserve.engine.model_runner import Launched, ModelRunner
 from paxserve.engine.request import expand_choices
@@ -42,6 +43,7 @@ class EngineCore(Profiling):
         clock = PhaseClock()
         cache_folder = configure_jax(config.compile)
         platform = detect_platform()
+        is_backend_open = config.compile.attention_backend == "auto"
         config = resolve(config, platform)
         mesh = device_mesh(config.parallel, platform)
         checkpoint = checkpoint or open_checkpoint(config.model)
@@ -56,8 +58,9 @@ class EngineCore(Profiling):
             tensor_shards=config.parallel.tensor_parallel_size, sharding=mesh and partial(weight_sharding, mesh),
         )  # fmt: skip
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
+        config = settle_backend(config, model, max_model_len, was_auto=is_backend_open)
         clock.end("load")
-        num_pages = _num_pages(config, platform, model.cache_spec, max_model_len)
+        num_pages = count_pages(config, model.cache_spec, max_model_len, partial(kv_pool_bytes, config, platform))
         self.runner = ModelRunner(model, config, num_pages=num_pages, max_model_len=max_model_len, mesh=mesh)
         self.runner.compile(cache_folder)
         clock.end("compile")
@@ -195,7 +198,8 @@ class EngineCore(Profiling):
             self._seconds[name] += seconds
 
 
-def _num_pages(config: EngineConfig, platform: Any, spec: Any, max_model_len: int) -> int:
+def count_pages(config: EngineConfig, spec: Any, max_model_len: int, pool_bytes_allowed: Callable[[], int]) -> int:
+    """Pages of the KV pool; `ConfigError` if not one fits the bytes that it is allowed on each device."""
     cache = config.cache
     if spec.page_divides is not None and spec.page_divides % cache.block_size:
         raise ConfigError(
@@ -216,7 +220,7 @@ def _num_pages(config: EngineConfig, platform: Any, spec: Any, max_model_len: in
         num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=jnp.dtype(dtype),
     )  # fmt: skip
     page_bytes //= num_devices  # kv heads are spread evenly
-    pool_bytes = kv_pool_bytes(config, platform)
+    pool_bytes = pool_bytes_allowed()
     # No more pages than all sequences at their full length could use.
     useful = config.scheduler.limits[0] * -(-max_model_len // cache.block_size)
     count = min(pool_bytes // page_bytes, useful)

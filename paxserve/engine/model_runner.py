@@ -68,8 +68,7 @@ class ModelRunner:
         }
         needed: dict[Hashable, Callable[[], Any]] = {layout: jobs.pop(layout) for layout in specs.essential_layouts()}
         needed |= {name: program.compile for name, program in specs.helpers().items()}
-        devices = None if specs.mesh is None else list(specs.mesh.devices.flat)
-        self._programs = Programs(ProgramCache(cache_folder, *specs.identity, devices=devices), needed, jobs)
+        self._programs = Programs(ProgramCache(cache_folder, *specs.identity, devices=specs.devices), needed, jobs)
 
     # Sleep
 

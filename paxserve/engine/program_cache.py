@@ -29,26 +29,31 @@ class ProgramCache:
     """Programs of one engine, by name. The folder is the user's own: files in it are trusted."""
 
     def __init__(self, folder: Path | None, *identity: object, devices: Sequence[Any] | None = None) -> None:
-        """`identity` is all that the programs depend on besides their names, this machine and the `devices` they use.
+        """`identity` is all that the programs depend on besides their names, this installation and their `devices`.
 
-        By default that is jax's first device.
+        By default that is jax's first device; for described ones programs can only be written.
         """
         self._folder = folder
         self._devices = list(devices or jax.devices()[:1])
         places = repr([device.id for device in self._devices])
-        self._identity = "\n".join([_environment(), places, *map(repr, identity)])
+        self._identity = "\n".join([_environment(self._devices), places, *map(repr, identity)])
         self.num_loaded = 0
+
+    def path(self, name: str) -> Path:
+        """The file of a program."""
+        assert self._folder is not None, "this cache keeps nothing"
+        digest = hashlib.sha256(f"{self._identity}\n{name}".encode()).hexdigest()
+        return self._folder / f"{digest[:40]}.xla"
 
     def get(self, name: str, compile_program: Callable[[], Any]) -> Any:
         """The program of that name, loaded if a former start has kept it, else compiled and kept."""
         if self._folder is None:
             return compile_program()
-        digest = hashlib.sha256(f"{self._identity}\n{name}".encode()).hexdigest()
-        path = self._folder / f"{digest[:40]}.xla"
+        path = self.path(name)
         program = self._load(path, name)
         if program is None:
             program = compile_program()
-            self._save(path, program)
+            self.save(name, program)
         else:
             self.num_loaded += 1
         return program
@@ -63,8 +68,9 @@ class ProgramCache:
             logger.warning("The kept program %s cannot be used and is compiled again: %s", name, error)
             return None
 
-    def _save(self, path: Path, program: Any) -> None:
-        """Write beside the file and rename, so that no reader ever sees half of it."""
+    def save(self, name: str, program: Any) -> None:
+        """Keep a program: written beside its file and renamed, so that no reader ever sees half of it."""
+        path = self.path(name)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             data = pickle.dumps(serialize_executable.serialize(program))
@@ -75,19 +81,19 @@ class ProgramCache:
             logger.warning("A compiled program could not be kept in %s: %s", path.parent, error)
 
 
-def _environment() -> str:
-    """Everything about this installation and machine that a compiled program depends on."""
-    device = jax.devices()[0]
+def _environment(devices: Sequence[Any]) -> str:
+    """Everything about this installation and the devices that a compiled program depends on."""
+    device = devices[0]
     parts = [
         jax.__version__,
         jaxlib.version.__version__,
         device.platform,
         device.device_kind,
         str(getattr(device.client, "platform_version", "")),
-        str(len(jax.devices())),
+        str(len(devices)),
         os.environ.get("XLA_FLAGS", ""),
         os.environ.get("LIBTPU_INIT_ARGS", ""),
-        _cpu_features(),
+        _cpu_features() if device.platform == "cpu" else "",
         _source_digest(),
     ]
     return "\n".join(parts)

@@ -102,8 +102,13 @@ class ProgramSpecs:
     def identity(self) -> tuple[object, ...]:
         """All that the programs depend on besides their names and the devices; what `repr` makes of it is stable."""
         arrays = [(leaf.shape, str(leaf.dtype)) for leaf in (*self.weights, *jax.tree.leaves(self.pool))]
-        mesh = None if self.mesh is None else dict(self.mesh.shape)
+        mesh = None if self.mesh is None or self.mesh.size == 1 else dict(self.mesh.shape)
         return (*self._model_identity, self.shape, mesh, arrays)
+
+    @property
+    def devices(self) -> list[Any] | None:
+        """The mesh's devices; None without a mesh."""
+        return None if self.mesh is None else list(self.mesh.devices.flat)
 
     def essential_layouts(self) -> Iterator[Layout]:
         """The steps that a start waits for: with them any step that needs no rich program can be run."""

@@ -89,10 +89,13 @@ class CompiledText:
             return int(limits[0])
         return None
 
-    def everything(self) -> Iterator[Instruction]:
-        """Every instruction of every computation."""
-        for instructions in self.computations.values():
-            yield from instructions
+    def executed(self) -> Iterator[Instruction]:
+        """Every instruction that has a result in memory: all but those inside fusions."""
+        everything = [i for instructions in self.computations.values() for i in instructions]
+        inside = {name for i in everything if i.opcode == "fusion" for name in i.called}
+        for name, instructions in self.computations.items():
+            if name not in inside:
+                yield from instructions
 
 
 def parse_instruction(line: str) -> Instruction | None:

@@ -17,6 +17,8 @@ class Cost(NamedTuple):
     instruction: Instruction
     trips: int
     """How often a run of the program runs it."""
+    kind: str = ""
+    """Of a collective: which, such as "all-reduce"."""
 
     @property
     def cycles(self) -> int:
@@ -53,8 +55,8 @@ def _walk(compiled: CompiledText, computation: str, trips: int) -> Cycles:
     found = Cycles([], [], [])
     for instruction in compiled.computations[computation]:
         cost = Cost(instruction, trips)
-        if _collective(compiled, instruction):
-            found.collectives.append(cost)
+        if kind := _collective(compiled, instruction):
+            found.collectives.append(cost._replace(kind=kind))
         if instruction.cycles is not None:
             found.costs.append(cost)
         if instruction.opcode == "custom-call" and 'custom_call_target="tpu_custom_call"' in instruction.attributes:
@@ -71,14 +73,11 @@ def _walk(compiled: CompiledText, computation: str, trips: int) -> Cycles:
     return found
 
 
-def _collective(compiled: CompiledText, instruction: Instruction) -> bool:
-    """Whether it starts a collective: itself, or in the fusion that it runs."""
-    if instruction.opcode.removesuffix("-start") in COLLECTIVES:
-        return True
-    if instruction.opcode != "fusion":
-        return False
-    inner = compiled.computations[instruction.called_as("calls")]
-    return any(i.opcode.removesuffix("-start") in COLLECTIVES for i in inner)
+def _collective(compiled: CompiledText, instruction: Instruction) -> str | None:
+    """The kind of collective that it starts, if any: itself, or in the fusion that it runs."""
+    inner = compiled.computations[instruction.called_as("calls")] if instruction.opcode == "fusion" else []
+    kinds = (each.opcode.removesuffix("-start") for each in (instruction, *inner))
+    return next((kind for kind in kinds if kind in COLLECTIVES), None)
 
 
 def _extend(found: Cycles, more: Cycles) -> None:

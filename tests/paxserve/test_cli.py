@@ -13,6 +13,7 @@ from paxserve.errors import ConfigError
 
 COMMANDS = [
     *(["serve"], ["generate"], ["chat"], ["version"], ["bench"], ["run-batch"], ["convert"], ["models"]),
+    *(["plan"], ["compile"]),
     *(["bench", "serve"], ["bench", "throughput"], ["bench", "latency"], ["bench", "workload"], ["bench", "startup"]),
     *(["bench", "host"], ["bench", "stall"], ["bench", "simulate"], ["bench", "front"], ["bench", "loading"]),
 ]

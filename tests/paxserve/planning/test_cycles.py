@@ -61,7 +61,13 @@ def test_cycles_times_trips_and_the_cheapest_branch():
 def test_kernels_and_collectives_are_apart():
     cycles = read_cycles(TEXT)
     assert [(cost.instruction.name, cost.trips) for cost in cycles.kernels] == [("k", 32)]
-    assert [(cost.instruction.name, cost.trips) for cost in cycles.collectives] == [("r", 32), ("g", 1)]
+    assert [(cost.kind, cost.trips) for cost in cycles.collectives] == [("all-reduce", 32), ("all-gather", 1)]
+
+
+def test_what_is_inside_fusions_has_no_memory_of_its_own():
+    names = {instruction.name for instruction in CompiledText(TEXT).executed()}
+    assert {"f", "k", "loop", "d", "limit"} <= names
+    assert not names & {"p", "n", "all-reduce.2"}
 
 
 def test_a_loop_with_an_unknown_end_counts_once():

@@ -1,0 +1,96 @@
+"""How long a step would take: the compiler's estimates, what they leave out, and the floor that the chip sets.
+
+Operations of XLA: estimated cycles at the chip's clock. Attention kernels, which carry no estimate: the time to read
+keys and values at the HBM's rate, or to multiply at the matrix unit's. Collectives: their bytes at the interconnect's
+rate, without latency.
+"""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from paxserve.planning.cycles import Cycles
+from paxserve.planning.described_engine import DescribedEngine
+from sharding.topology import ChipFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWork:
+    """The tokens of a step: rows of one token each, or one prompt's first tokens."""
+
+    num_tokens: int
+    num_rows: int
+    context: int
+    """Cached tokens that a query attends to, on average."""
+    read_tokens: int
+    """Cached tokens whose keys and values are read in each layer, all rows together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of one step."""
+
+    operations: float
+    attention: float
+    collectives: float
+
+    @property
+    def total(self) -> float:
+        """The parts one after another."""
+        return self.operations + self.attention + self.collectives
+
+
+def decode_work(num_rows: int, context: int) -> StepWork:
+    """A step of rows that decode at `context` tokens."""
+    return StepWork(num_tokens=num_rows, num_rows=num_rows, context=context, read_tokens=num_rows * context)
+
+
+def prefill_work(num_tokens: int) -> StepWork:
+    """A step that computes the first `num_tokens` tokens of one prompt."""
+    return StepWork(num_tokens=num_tokens, num_rows=1, context=num_tokens // 2, read_tokens=num_tokens)
+
+
+def step_time(engine: DescribedEngine, cycles: Cycles, work: StepWork) -> StepTime:
+    """Seconds of a step with this work by the program with these costs."""
+    chip, shards = engine.topology.chip, engine.config.parallel.tensor_parallel_size
+    attention = max(
+        _kv_bytes(engine, work) / chip.hbm_bytes_per_second, _attention_flops(engine, work) / chip.bf16_flops
+    )
+    collectives = sum(
+        cost.trips * collective_seconds(cost.kind, cost.instruction.result_bytes, shards, chip)
+        for cost in cycles.collectives
+    )
+    return StepTime(
+        operations=cycles.total / chip.clock_hz,
+        attention=attention,
+        collectives=collectives,
+    )
+
+
+def roofline(engine: DescribedEngine, work: StepWork) -> float:
+    """Seconds that no program for this chip can do without: all weights and the keys and values read once at the HBM's
+    rate, or the products at the matrix unit's."""
+    chip = engine.topology.chip
+    read = engine.weight_bytes - engine.table_bytes
+    itemsize = jnp.dtype(engine.config.model.dtype).itemsize
+    flops = 2 * work.num_tokens * read / itemsize + _attention_flops(engine, work)
+    return max((read + _kv_bytes(engine, work)) / chip.hbm_bytes_per_second, flops / chip.bf16_flops)
+
+
+def collective_seconds(kind: str, result_bytes: int, num_devices: int, chip: ChipFacts) -> float:
+    """Seconds of one collective over `num_devices` by its bytes alone; `result_bytes` are those of one device."""
+    if num_devices == 1:
+        return 0.0
+    share = (num_devices - 1) / num_devices
+    factor = {"all-reduce": 2 * share, "reduce-scatter": num_devices - 1}.get(kind, share)
+    return factor * result_bytes / chip.ici_bytes_per_second
+
+
+def _kv_bytes(engine: DescribedEngine, work: StepWork) -> float:
+    return work.read_tokens * engine.page_bytes / engine.config.cache.block_size
+
+
+def _attention_flops(engine: DescribedEngine, work: StepWork) -> float:
+    config, spec = engine.model.config, engine.model.cache_spec
+    per_token = 4 * work.context * config.num_attention_heads * spec.head_dim * spec.num_layers
+    return work.num_tokens * per_token / engine.config.parallel.tensor_parallel_size
