@@ -59,8 +59,11 @@ class PoolingCore(Profiling):
             is_dummy=config.model.load_format == "dummy", seed=config.model.seed,
             num_labels=None if spec.score_tokens else spec.num_labels,
         )  # fmt: skip
-        if getattr(getattr(model, "cache_spec", None), "page_divides", None):
-            raise ConfigError(f"{checkpoint.name}: a model with attention in chunks cannot be run for vectors.")
+        cached = getattr(model, "cache_spec", None)
+        if getattr(cached, "page_divides", None) or getattr(cached, "is_latent", False):
+            raise ConfigError(
+                f"{checkpoint.name}: a model with attention in chunks or latents cannot be run for vectors."
+            )
         projections = [load_projection(module) for module in spec.dense]
         experts = config.compile.expert_backend
         pooled = PooledModel(model, projections, spec.pooling, _score_ids(checkpoint, spec), experts)

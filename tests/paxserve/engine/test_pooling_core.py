@@ -151,6 +151,8 @@ def test_what_a_checkpoint_is_run_for(flags, kind, monkeypatch):
         ("pooling/qwen3_causal", {"pooler_config": {"pooling_type": "mean"}}, "runner=pooling"),
         ("pooling/bert", {"hf_overrides": {"architectures": ["BertForTokenClassification"]}}, "is not supported"),
         ("pooling/bert", {"max_model_len": 100}, "max_position_embeddings=64"),
+        ("llama4_text", {"runner": "pooling"}, "attention in chunks or latents"),
+        ("pooling/bert", {"tensor_parallel_size": 2}, "not supported for pooling models"),
     ],
 )
 def test_configurations_that_cannot_be(name, flags, message):
