@@ -78,6 +78,7 @@ def test_into_another_type_and_over_devices(converted):
         np.testing.assert_array_equal(value, expected.astype(jnp.bfloat16))
 
 
+@pytest.mark.slow  # two engines
 def test_text_from_a_converted_folder(converted):
     prompt = {"prompt_token_ids": [5, 6, 7]}
     flags = {"max_model_len": 64, "max_num_seqs": 1, "max_num_batched_tokens": 16, "compile_sizes": [16]}
