@@ -15,6 +15,8 @@ from typing import Any, Literal, Self
 from paxserve.errors import ConfigError
 
 SIZE_SUFFIXES = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
+KV_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}
+"""Types of the KV pool whose flag's value is not the name that numpy and jax have for them."""
 SIZE_FIELDS = {"max_model_len", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"}
 """Fields that accept what `parse_size` does."""
 
@@ -120,8 +122,10 @@ class CacheConfig:
     """Number of KV pages, whatever the memory."""
     enable_prefix_caching: bool = True
     """Keep full pages of finished requests and reuse them for prompts that start alike."""
-    kv_cache_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of the KV pool; auto is the model's dtype."""
+    kv_offloading_size: float = 0.0
+    """GiB of host memory for cached pages that the pool has no room for; they come back instead of being recomputed."""
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "int8"] = "auto"
+    """Type of the KV pool; auto is the model's dtype, fp8 is fp8_e4m3. fp8 and int8 keep a scale a token and head."""
 
     def __post_init__(self) -> None:
         _expect(1 <= self.block_size <= 4096, "block_size", "between 1 and 4096", self.block_size)
@@ -131,6 +135,9 @@ class CacheConfig:
         if self.kv_cache_memory_bytes is not None:
             size = parse_size(self.kv_cache_memory_bytes, "kv_cache_memory_bytes")
             object.__setattr__(self, "kv_cache_memory_bytes", size)
+        _expect(self.kv_offloading_size >= 0, "kv_offloading_size", "at least 0", self.kv_offloading_size)
+        if self.kv_offloading_size and not self.enable_prefix_caching:
+            raise ConfigError("kv_offloading_size needs enable_prefix_caching: pages are found by what they hold.")
         pages = self.num_gpu_blocks_override
         _expect(pages is None or pages >= 1, "num_gpu_blocks_override", "at least 1", pages)
 
@@ -229,6 +236,14 @@ class EngineConfig:
             raise ConfigError(
                 f"expert_backend={backend} runs on one device, and tensor_parallel_size is {size}: use ragged or auto."
             )
+        if size > 1 and self.cache.kv_offloading_size:
+            raise ConfigError(f"kv_offloading_size works on one device so far, and tensor_parallel_size is {size}.")
+
+    @property
+    def kv_dtype(self) -> str:
+        """numpy's name of the KV pool's type, once the model's dtype is resolved."""
+        name = self.cache.kv_cache_dtype
+        return self.model.dtype if name == "auto" else KV_DTYPES.get(name, name)
 
     @classmethod
     def from_flags(cls, **flags: Any) -> Self:

@@ -82,6 +82,10 @@ class EngineStats:
     """Prompt tokens looked up in the prefix cache."""
     prefix_cache_hits: int = 0
     """Prompt tokens found there."""
+    offloaded_queries: int = 0
+    """Prompt tokens not found there, and looked up in host memory."""
+    offloaded_hits: int = 0
+    """Prompt tokens whose pages came back from host memory."""
     num_preemptions: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0

@@ -34,6 +34,8 @@ LABELS = ("model_name", "engine")
 COUNTERS = {
     "vllm:prefix_cache_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     "vllm:prefix_cache_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    "vllm:external_prefix_cache_queries": ("offloaded_queries", "Prompt tokens looked up in host memory."),
+    "vllm:external_prefix_cache_hits": ("offloaded_hits", "Prompt tokens whose pages came back from host memory."),
     "vllm:num_preemptions": ("num_preemptions", "Requests put back into the queue for want of pages."),
     "vllm:prompt_tokens": ("prompt_tokens", "Prompt tokens of the requests that were begun."),
     "vllm:prompt_tokens_cached": ("prefix_cache_hits", "Prompt tokens that did not have to be computed."),

@@ -38,7 +38,6 @@ REFUSED = {
     "allowed-media-domains": TEXT_ONLY,
     "prefix-caching-hash-algo": "it is always sha256",
     "cpu-offload-gb": NOT_YET,
-    "kv-offloading-size": NOT_YET,
     "structured-outputs-config": NOT_YET,
     "speculative-config": NOT_YET,
     "kv-transfer-config": NOT_YET,

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels.ragged_paged_attention import tpu
 from pallas_kernels.ragged_paged_attention.metadata import AttentionMetadata
+from pallas_kernels.ragged_paged_attention.quantisation import is_quantised
 
 TOPOLOGIES = ("v5e:1x1", "v5p:1x1x1", "v6e:1x1", "tpu7x:1x1x1", "v4:1x1x1")
 START, END = "<!-- compile table -->", "<!-- end of the compile table -->"
@@ -44,6 +45,10 @@ MODELS = {
     "Phi-2-like": Model(32, 32, 80),
     "Falcon-like (MQA)": Model(71, 1, 64),
 }
+
+
+QUANTISED = (("Llama-3.1-8B", 64, 64), ("Llama-3.1-8B", 2048, 64), ("SmolLM2-135M", 64, 32), ("Gemma-like", 64, 128))
+"""Model, tokens and page size of the cases with quantised pages."""
 
 
 class Case(NamedTuple):
@@ -88,8 +93,8 @@ def lower(case: Case) -> tuple[Any, int]:
             num_kv_heads=model.num_kv_heads, head_dim=model.head_dim, dtype=case.dtype,
         )  # fmt: skip
 
-    def step(pool: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, metadata: Any, sinks: Any) -> Any:
-        def layer(carry: tuple[jax.Array, jax.Array], index: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
+    def step(pool: Any, q: jax.Array, k: jax.Array, v: jax.Array, metadata: Any, sinks: Any) -> Any:
+        def layer(carry: tuple[jax.Array, Any], index: jax.Array) -> tuple[tuple[jax.Array, Any], None]:
             q, pool = carry
             return tpu.ragged_paged_attention(
                 q, k, v, pool, index, metadata, scale=model.head_dim**-0.5, window=model.window,
@@ -101,13 +106,15 @@ def lower(case: Case) -> tuple[Any, int]:
     pool = jax.eval_shape(one_pool)
     rows, width = case.num_rows, case.max_model_len // case.page_size
     metadata = AttentionMetadata(*(array(shape, jnp.int32) for shape in ((rows + 1,), (rows,), (rows, width), ())))
+    activations = jnp.bfloat16 if is_quantised(case.dtype) else case.dtype
     q, kv = (
-        array((case.num_tokens, heads, model.head_dim), case.dtype) for heads in (model.num_heads, model.num_kv_heads)
+        array((case.num_tokens, heads, model.head_dim), activations) for heads in (model.num_heads, model.num_kv_heads)
     )
     sinks = array((model.num_heads,), jnp.float32) if model.has_sinks else None
     with jax.set_mesh(mesh):
-        program = jax.jit(step, donate_argnums=0).lower(array(pool.shape, pool.dtype), q, kv, kv, metadata, sinks)
-    return program, pool.size * pool.dtype.itemsize
+        placed = jax.tree.map(lambda leaf: array(leaf.shape, leaf.dtype), pool)
+        program = jax.jit(step, donate_argnums=0).lower(placed, q, kv, kv, metadata, sinks)
+    return program, sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pool))
 
 
 def compile_case(case: Case) -> Result:
@@ -137,48 +144,59 @@ def pool_copies(result: Result) -> list[str]:
 
 
 def cases() -> Iterator[Case]:
-    """The table: every model on every chip, and one model at other sizes."""
+    """The table: every model on every chip, one model at other sizes, and quantised pages."""
     for topology in TOPOLOGIES:
         for model in MODELS:
             yield Case(topology, model, 64, 64, 64)
         for num_tokens, page_size in ((64, 16), (512, 64), (2048, 64)):
             yield Case(topology, "Llama-3.1-8B", num_tokens, 64, page_size)
+    for topology in TOPOLOGIES:
+        for dtype in ("int8", "float8_e4m3fn"):
+            for model, num_tokens, page_size in QUANTISED:
+                yield Case(topology, model, num_tokens, 64, page_size, dtype)
     for num_tokens, num_rows, page_size in ((256, 256, 128), (2048, 256, 32)):
         yield Case("v6e:1x1", "Llama-3.1-8B", num_tokens, num_rows, page_size)
     yield Case("v6e:1x1", "Llama-3.1-8B", 64, 64, 256, "float32")
     yield Case("v6e:1x1", "Llama-3.1-8B", 64, 256, 16, max_model_len=131072)
 
 
-def row_of(result: Result) -> str:
-    """The result as a row of the table."""
-    case, mb = result.case, 1e6
-    if result.refusal is None:
-        outcome = f"{result.temporary / mb:.1f} | {len(pool_copies(result))}"
-    else:
-        outcome = f"refused: {' '.join(result.refusal.split())[:300].replace('|', '/')} |"
+def key_of(case: Case) -> str:
+    """The beginning of the case's row of the table."""
     return (
         f"| {case.topology} | {case.model} | {case.dtype} | {case.num_tokens} | {case.num_rows} | {case.page_size} | "
-        f"{case.max_model_len} | {outcome} |"
+        f"{case.max_model_len} |"
     )
 
 
+def row_of(result: Result) -> str:
+    """The result as a row of the table."""
+    if result.refusal is None:
+        outcome = f"{result.temporary / 1e6:.1f} | {len(pool_copies(result))}"
+    else:
+        outcome = f"refused: {' '.join(result.refusal.split())[:300].replace('|', '/')} |"
+    return f"{key_of(result.case)} {outcome} |"
+
+
 def main() -> None:
-    """Compile what is asked for and put the table into the document."""
+    """Compile what is asked for, and put it into the document's table; its other rows stay."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--topology", action="append", help="only this one; may be given several times")
+    parser.add_argument("--pages", action="append", metavar="DTYPE", help="only pages of this type; likewise")
     parser.add_argument("--document", type=Path, default=Path("docs/tpu.md"))
     arguments = parser.parse_args()
+    head, rest = arguments.document.read_text().split(START)
+    old, tail = rest.split(END)
     lines = [
         "| topology | model | pages | tokens | rows | page size | context | temporaries, MB | pool copies |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for case in cases():
-        if arguments.topology is None or case.topology in arguments.topology:
+        is_wanted = arguments.topology is None or case.topology in arguments.topology
+        if is_wanted and (arguments.pages is None or case.dtype in arguments.pages):
             lines.append(row_of(compile_case(case)))
             print(lines[-1], flush=True)
-    document = arguments.document.read_text()
-    head, rest = document.split(START)
-    _, tail = rest.split(END)
+        else:
+            lines += [line for line in old.splitlines() if line.startswith(key_of(case))]
     arguments.document.write_text("\n".join([f"{head}{START}", "", *lines, "", f"{END}{tail}"]))
 
 

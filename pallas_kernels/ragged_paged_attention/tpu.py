@@ -10,12 +10,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from pallas_kernels.ragged_paged_attention import tpu_decode, tpu_mixed, tpu_tuning, tpu_write
+from pallas_kernels.ragged_paged_attention import tpu_decode, tpu_mixed, tpu_scales, tpu_tuning, tpu_write
 from pallas_kernels.ragged_paged_attention.metadata import AttentionMetadata
 from pallas_kernels.ragged_paged_attention.page_transfer import PageContent
-from pallas_kernels.ragged_paged_attention.quantisation import QuantisedPool, is_quantised
+from pallas_kernels.ragged_paged_attention.quantisation import QuantisedPool, is_quantised, quantise
 from pallas_kernels.ragged_paged_attention.tpu_softmax import Logits
-from pallas_kernels.ragged_paged_attention.tpu_tuning import LANES, Chip, Config, PageLayout, Shape, round_up
+from pallas_kernels.ragged_paged_attention.tpu_tuning import (
+    LANES,
+    Chip,
+    Config,
+    PageLayout,
+    Shape,
+    round_up,
+    scale_rows,
+)
 
 KV_HEAD_AXIS = 2
 
@@ -25,12 +33,14 @@ def make_pool(
 ) -> Float[Array, "L pages K page_size C"] | QuantisedPool:
     """A zeroed pool: one array, a token's key and value side by side in lanes.
 
-    Scales are `[L, pages, 2*K, lanes]`: a row for a head's keys, then one for its values, a page's tokens in lanes.
+    Scales are `[L, pages, rows, lanes]`: a row for a head's keys, then one for its values, a page's tokens in lanes.
     """
+    tpu_tuning.check_pages(page_size, dtype)
     pages = jnp.zeros((num_layers, num_pages, num_kv_heads, page_size, PageLayout(head_dim).lanes), dtype)
     if not is_quantised(dtype):
         return pages
-    return QuantisedPool(pages, jnp.zeros((num_layers, num_pages, 2 * num_kv_heads, round_up(page_size, LANES))))
+    shape = (num_layers, num_pages, scale_rows(num_kv_heads), round_up(page_size, LANES))
+    return QuantisedPool(pages, jnp.zeros(shape))
 
 
 def unpack_pages(taken: Any, head_dim: int) -> PageContent:
@@ -41,7 +51,7 @@ def unpack_pages(taken: Any, head_dim: int) -> PageContent:
     values = jnp.transpose(planes, (2, 1, 0, 4, 3, 5))
     if scales is None:
         return PageContent(values, None)
-    scales = scales[..., :page_size].reshape(num_layers, num_pages, num_kv_heads, 2, page_size)
+    scales = scales[..., : 2 * num_kv_heads, :page_size].reshape(num_layers, num_pages, num_kv_heads, 2, page_size)
     return PageContent(values, jnp.transpose(scales, (1, 0, 3, 4, 2)))
 
 
@@ -53,6 +63,8 @@ def pack_pages(content: PageContent) -> Any:
         return pages
     scales = jnp.transpose(content.scales, (1, 0, 4, 2, 3))  # [L, n, K, 2, page_size]
     scales = scales.reshape(*scales.shape[:2], -1, scales.shape[-1])
+    more = scale_rows(content.scales.shape[-1]) - scales.shape[2]
+    scales = jnp.pad(scales, ((0, 0), (0, 0), (0, more), (0, 0)))
     return QuantisedPool(pages, _pad_last(scales, round_up(scales.shape[-1], LANES)))
 
 
@@ -60,7 +72,7 @@ def ragged_paged_attention(
     q: Float[Array, "T N H"],
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
-    pool: Float[Array, "L pages K page_size C"],
+    pool: Float[Array, "L pages K page_size C"] | QuantisedPool,
     layer: int | Int32[Array, ""],
     metadata: AttentionMetadata,
     *,
@@ -70,15 +82,16 @@ def ragged_paged_attention(
     sinks: Float[Array, " N"] | None,
     interpret: Any = False,
     config: Config | None = None,
-) -> tuple[Float[Array, "T N H"], Float[Array, "L pages K page_size C"]]:
+) -> tuple[Float[Array, "T N H"], Float[Array, "L pages K page_size C"] | QuantisedPool]:
     """Attention of every query token, and the pool with this step's keys and values.
 
-    Queries are rounded to the pool's dtype before they meet the keys, as are probabilities before the values. A page
-    that a decode row writes must be read by no other decode row of the same step.
+    Queries are rounded to the pool's dtype (bfloat16 if it is quantised) before they meet the keys, as are
+    probabilities before the values. A page that a decode row writes must be read by no other decode row of the step.
     """
     (num_tokens, num_heads, head_dim), num_kv_heads = q.shape, k.shape[1]
     num_rows, width = metadata.page_table.shape
-    shape = Shape(num_tokens, num_rows, num_heads, num_kv_heads, head_dim, pool.shape[3], width, pool.dtype)
+    pages = jax.tree.leaves(pool)[0]
+    shape = Shape(num_tokens, num_rows, num_heads, num_kv_heads, head_dim, pages.shape[3], width, pages.dtype)
     chip = tpu_tuning.INTERPRETED if interpret else Chip.current()
     config = tpu_tuning.choose(shape, chip) if config is None else config
     metadata = AttentionMetadata(*(x.astype(jnp.int32) for x in metadata))
@@ -90,16 +103,13 @@ def ragged_paged_attention(
         "kv_lens": metadata.kv_lens,
         "table": metadata.page_table.reshape(-1),
     }
-    new = _place(k, v, shape.layout).astype(pool.dtype)
     padding = -num_tokens % (config.query_tokens * chip.num_cores)
     queries = _pad_last(q.reshape(num_tokens, num_kv_heads, shape.groups, head_dim), shape.layout.head_lanes)
-    queries = jnp.pad(queries, ((0, padding), (0, 0), (0, 0), (0, 0))).astype(pool.dtype)  # [T, K, G, lanes]
-
-    decoded, pool = tpu_decode.decode(
+    queries = _pad_first(queries, padding).astype(shape.compute_dtype)  # [T, K, G, lanes]
+    decoded, leaves = tpu_decode.decode(
         queries,
-        jnp.pad(new, ((0, padding), (0, 0), (0, 0))),
-        tpu_write.pad_new(new.astype(jnp.float32), config.write_tokens),
-        pool,
+        _new(k, v, padding, shape, config),
+        jax.tree.leaves(pool),
         _spread_sinks(sinks, num_kv_heads, 1),
         scalars, shape, config, Logits(scale, softcap, shape.layout, config.decode_block_pages),
         chip.num_cores, interpret,
@@ -107,13 +117,39 @@ def ragged_paged_attention(
     out = tpu_mixed.mixed(
         queries,
         decoded,
-        pool,
+        leaves,
         _spread_sinks(sinks, num_kv_heads, config.query_tokens),
         scalars, shape, config, Logits(scale, softcap, shape.layout, config.mixed_block_pages),
         chip.num_cores, interpret,
     )  # fmt: skip
+    pool = jax.tree.unflatten(jax.tree.structure(pool), leaves)
     first = shape.layout.result_start
     return out[:num_tokens, :, :, first : first + head_dim].reshape(q.shape).astype(q.dtype), pool
+
+
+def _new(
+    k: Float[Array, "T K H"], v: Float[Array, "T K H"], padding: int, shape: Shape, config: Config
+) -> tpu_decode.New:
+    """The step's keys and values as the kernels take them, `padding` tokens more for decode rows."""
+    if not shape.is_quantised:
+        new = _place(k, v, shape.layout).astype(shape.pool_dtype)
+        return tpu_decode.New(_pad_first(new, padding), tpu_write.pad_new(new.astype(jnp.float32), config.write_tokens))
+    (keys, key_scales), (values, value_scales) = quantise(k, shape.pool_dtype), quantise(v, shape.pool_dtype)
+    new = _place(keys.astype(jnp.float32), values.astype(jnp.float32), shape.layout)
+    scales = jnp.stack([key_scales, value_scales], axis=2).reshape(shape.num_tokens, -1)
+    scales = _pad_last(scales, shape.scale_rows)
+    return tpu_decode.New(
+        _pad_first(new, padding).astype(shape.compute_dtype),
+        tpu_write.pad_new(new, config.write_tokens),
+        jnp.broadcast_to(
+            _pad_first(scales, padding)[:, :, None], (shape.num_tokens + padding, *scales.shape[1:], LANES)
+        ),
+        tpu_scales.pad_new_scales(scales, shape),
+    )
+
+
+def _pad_first(x: jax.Array, more: int) -> jax.Array:
+    return jnp.pad(x, [(0, more)] + [(0, 0)] * (x.ndim - 1))
 
 
 def _pad_last(x: jax.Array, size: int) -> jax.Array:

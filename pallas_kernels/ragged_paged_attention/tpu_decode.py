@@ -6,6 +6,7 @@ is in VMEM anyway to be read; there the new token joins it and goes home.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,15 +16,36 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int32
 
+from pallas_kernels.ragged_paged_attention import tpu_scales
 from pallas_kernels.ragged_paged_attention.tpu_pages import PageRing, clear_rows
-from pallas_kernels.ragged_paged_attention.tpu_softmax import Logits, result, update
+from pallas_kernels.ragged_paged_attention.tpu_softmax import HeadBlock, Logits, result, update
 from pallas_kernels.ragged_paged_attention.tpu_tuning import LANES, Config, Shape
-from pallas_kernels.ragged_paged_attention.tpu_write import Writer, scratch_shapes
+from pallas_kernels.ragged_paged_attention.tpu_write import TokenWriter, Walk, scratch_shapes
 
 FETCH_ROW, FETCH_BLOCK, ISSUED, CONSUMED, WRITTEN = range(5)
 MOST_TOGETHER = 8
 """Heads that go through a block together; a power of 2."""
 PREFETCH = ("layer", "window", "num_decode_rows", "cu_q_lens", "kv_lens", "table")
+
+
+class New(NamedTuple):
+    """A step's keys and values by token, where decode rows find theirs, and by head, where longer rows do."""
+
+    tokens: Any  # [T, K, C], a decode row's in each block
+    heads: Any  # [K, padded, C] float32
+    token_scales: Any = None  # [T, rows, 128] of quantised ones: one token's in all lanes
+    head_scales: Any = None  # [rows, padded]
+
+
+class ScaleScratch(NamedTuple):
+    """The kernel's own memory for the scales of quantised pages."""
+
+    slots: Any
+    tiles: Any  # [2, rows, lanes] pages' scales with a new token's, on their way home
+    block: Any  # [rows, S]
+    new: Any
+    pages: Any
+    copied: Any
 
 
 class Scratch(NamedTuple):
@@ -40,13 +62,13 @@ class Scratch(NamedTuple):
     new: Any
     rows: Any
     copied: Any
+    scales: ScaleScratch | None
 
 
 def decode(
     q: Float[Array, "T K G H"],
-    new: Float[Array, "T K C"],
-    all_new: Float[Array, "K padded C"],
-    pool: Float[Array, "L pages K page_size C"],
+    new: New,
+    pool: Sequence[jax.Array],
     sinks: Float[Array, "K G lanes"] | None,
     scalars: dict[str, Int32[Array, "..."]],
     shape: Shape,
@@ -54,8 +76,11 @@ def decode(
     logits: Logits,
     num_cores: int,
     interpret: Any,
-) -> tuple[Float[Array, "T K G H"], Float[Array, "L pages K page_size C"]]:
-    """Results of the decode rows' tokens (of others', anything at all), and the pool with every new token written."""
+) -> tuple[Float[Array, "T K G H"], Sequence[jax.Array]]:
+    """Results of the decode rows' tokens (of others', anything at all), and the pool with every new token written.
+
+    The pool is its pages and, if it is quantised, their scales.
+    """
     rows = config.decode_rows
     steps = -(-min(shape.num_rows, shape.num_tokens) // (rows * num_cores))
 
@@ -64,22 +89,31 @@ def decode(
         return pl.BlockSpec((rows, *x.shape[1:]), lambda core, step, *_: (step * num_cores + core, *zeros))
 
     hbm = pl.BlockSpec(memory_space=pltpu.MemorySpace.HBM)
-    operands, specs = [q, new, all_new], [block(q), block(new), hbm]
-    if sinks is not None:
-        operands.append(sinks)
-        specs.append(pl.BlockSpec(sinks.shape, lambda *_: (0, 0, 0)))
+    new_specs = New(block(new.tokens), hbm)
+    if new.token_scales is not None:
+        new_specs = new_specs._replace(token_scales=block(new.token_scales), head_scales=hbm)
+    sinks_spec = None if sinks is None else pl.BlockSpec(sinks.shape, lambda *_: (0, 0, 0))
+    operands, specs = (q, new, sinks), (block(q), new_specs, sinks_spec)
     prefetch = [scalars[name] for name in PREFETCH]
-    return pl.pallas_call(
-        lambda *refs: _kernel(refs, sinks is not None, shape, config, logits, num_cores),
+    first_pool = len(prefetch) + len(jax.tree.leaves(operands))
+    out, *pool = pl.pallas_call(
+        lambda *refs: _kernel(
+            refs[: len(prefetch)],
+            *refs[len(prefetch) :],
+            shape=shape,
+            config=config,
+            logits=logits,
+            num_cores=num_cores,
+        ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(prefetch),
             grid=(num_cores, steps),
-            in_specs=[*specs, hbm],
-            out_specs=[block(q), hbm],
+            in_specs=[*specs, [hbm] * len(pool)],
+            out_specs=[block(q), *[hbm] * len(pool)],
             scratch_shapes=_scratch_shapes(shape, config),
         ),
-        out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(pool.shape, pool.dtype)],
-        input_output_aliases={len(prefetch) + len(operands): 1},
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, *pool)],
+        input_output_aliases={first_pool + i: 1 + i for i in range(len(pool))},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"),
             vmem_limit_bytes=config.vmem_limit_bytes,
@@ -87,12 +121,22 @@ def decode(
         ),
         name="ragged_paged_attention_decode",
         interpret=interpret,
-    )(*prefetch, *operands, pool)
+    )(*prefetch, *operands, list(pool))
+    return out, pool
 
 
 def _scratch_shapes(shape: Shape, config: Config) -> Scratch:
     heads, groups, layout = shape.num_kv_heads, shape.groups, shape.layout
     slot = (config.num_slots, config.decode_fetch_pages, heads, config.page_size, layout.lanes)
+    scales = None
+    if shape.is_quantised:
+        page = (shape.scale_rows, shape.scale_lanes)
+        scales = ScaleScratch(
+            pltpu.VMEM((*slot[:2], *page), jnp.float32),
+            pltpu.VMEM((2, *page), jnp.float32),
+            pltpu.VMEM((shape.scale_rows, config.decode_block_pages * config.page_size), jnp.float32),
+            *tpu_scales.scratch_shapes(shape),
+        )
     return Scratch(
         pltpu.VMEM(slot, shape.pool_dtype),
         pltpu.VMEM((2, heads, shape.tile_rows, layout.lanes), shape.pool_dtype),
@@ -103,6 +147,7 @@ def _scratch_shapes(shape: Shape, config: Config) -> Scratch:
         pltpu.SemaphoreType.DMA((config.num_slots,)),
         pltpu.SemaphoreType.DMA((2,)),
         *scratch_shapes(shape, config.write_tokens),
+        scales=scales,
     )
 
 
@@ -132,13 +177,28 @@ class _Rows(NamedTuple):
         return row + 1 + jnp.where(lax.rem(row + 1, self.block_rows) == 0, jump, 0)
 
 
-def _kernel(refs: Any, has_sinks: bool, shape: Shape, config: Config, logits: Logits, num_cores: int) -> None:
-    layer_ref, window_ref, num_decode_ref, cu_q_lens_ref, kv_lens_ref, table_ref, q_ref, new_ref, all_new_ref = refs[:9]
-    sinks_ref = refs[9] if has_sinks else None
-    _, out_ref, pool_ref, *scratch = refs[9 + has_sinks :]
-    scratch = Scratch(*scratch)
+def _kernel(
+    prefetch: Sequence[Any],
+    q_ref: Any,
+    new: New,
+    sinks_ref: Any,
+    _: Any,
+    out_ref: Any,
+    pool_ref: Any,
+    *rest: Any,
+    shape: Shape,
+    config: Config,
+    logits: Logits,
+    num_cores: int,
+) -> None:
+    layer_ref, window_ref, num_decode_ref, cu_q_lens_ref, kv_lens_ref, table_ref = prefetch
+    scales_ref = rest[0] if shape.is_quantised else None
+    scratch = Scratch(*rest[shape.is_quantised :])
     core, step, layer = pl.program_id(0), pl.program_id(1), layer_ref[0]
-    ring = PageRing(pool_ref, scratch.slots, scratch.fetched, table_ref, shape.table_width, layer)
+    ring = PageRing(
+        pool_ref, scratch.slots, scratch.fetched, table_ref, shape.table_width, layer,
+        scales_ref, None if scratch.scales is None else scratch.scales.slots,
+    )  # fmt: skip
     rows = _Rows(kv_lens_ref, window_ref[0], num_decode_ref[0], config.page_size, config.decode_rows, num_cores)
     cursor = scratch.cursor
 
@@ -161,21 +221,26 @@ def _kernel(refs: Any, has_sinks: bool, shape: Shape, config: Config, logits: Lo
         for i in range(5):
             cursor[i] = 0
         cursor[FETCH_ROW] = core * config.decode_rows
-        Writer(
+        walk = Walk(
             rows.num_decode, core, num_cores, cu_q_lens_ref, kv_lens_ref, table_ref, shape.table_width,
-            all_new_ref, pool_ref, layer, scratch.new, scratch.rows, scratch.copied,
-        ).run()  # fmt: skip
+            config.write_tokens,
+        )  # fmt: skip
+        walk.run(TokenWriter(walk, new.heads, pool_ref, layer, scratch.new, scratch.rows, scratch.copied))
+        if scratch.scales is not None:
+            walk = walk._replace(size=shape.page_size)
+            own = scratch.scales
+            walk.run(tpu_scales.ScaleWriter(walk, new.head_scales, scales_ref, layer, own.new, own.pages, own.copied))
         for _ in range(ring.num_slots - 1):
             fetch_next()
 
-    home = _Home(scratch.tiles, scratch.written, pool_ref, layer, table_ref, shape)
+    home = _Home(scratch, ring, shape)
 
     def attend(local: Any, _: None) -> None:
         row = (step * num_cores + core) * config.decode_rows + local
 
         @pl.when(row < rows.num_decode)
         def _() -> None:
-            _attend_row(row, local, q_ref, new_ref, out_ref, sinks_ref, ring, rows, fetch_next, home, scratch, logits)
+            _attend_row(row, local, q_ref, new, out_ref, sinks_ref, ring, rows, fetch_next, home, scratch, logits)
 
     lax.fori_loop(0, config.decode_rows, attend, None)
 
@@ -186,36 +251,43 @@ def _kernel(refs: Any, has_sinks: bool, shape: Shape, config: Config, logits: Lo
 
 
 class _Home(NamedTuple):
-    """The way of a new token's tile back into its page."""
+    """The way of a new token's tile, and of its page's scales, back into the pool."""
 
-    tiles: Any
-    sems: Any
-    pool_ref: Any
-    layer: Any
-    table_ref: Any
+    scratch: Scratch
+    ring: PageRing
     shape: Shape
 
     def wait(self, count: Any) -> None:
         """Wait for write number `count`."""
-        tile = self.tiles.at[lax.rem(count, 2)]
-        pltpu.make_async_copy(tile, tile, self.sems.at[lax.rem(count, 2)]).wait()
+        parity = lax.rem(count, 2)
+        for tiles in self._buffers():
+            pltpu.make_async_copy(tiles.at[parity], tiles.at[parity], self.scratch.written.at[parity]).wait()
 
-    def write(self, count: Any, row: Any, position: Any, tile: Any) -> None:
-        """Start write number `count`: `tile` is the row's tile that holds `position`."""
+    def write(self, count: Any, row: Any, position: Any, tile: Any, scales: Any) -> None:
+        """Start write number `count`: `tile` is the row's tile that holds `position`, `scales` its page's."""
         pl.when(count >= 2)(lambda: self.wait(count - 2))
+        ring, scratch = self.ring, self.scratch
         parity, page_size, height = lax.rem(count, 2), self.shape.page_size, self.shape.tile_rows
-        self.tiles[parity] = tile
-        page = self.table_ref[row * self.shape.table_width + position // page_size]
+        page = ring.table_ref[row * ring.table_width + position // page_size]
         rows = pl.ds(pl.multiple_of(lax.rem(position, page_size) // height * height, height), height)
-        target = self.pool_ref.at[self.layer, page, :, rows, :]
-        pltpu.make_async_copy(self.tiles.at[parity], target, self.sems.at[parity]).start()
+        scratch.tiles[parity] = tile
+        targets = [ring.pool_ref.at[ring.layer, page, :, rows, :]]
+        if scratch.scales is not None:
+            scratch.scales.tiles[parity] = scales
+            targets.append(ring.scales_ref.at[ring.layer, page])
+        for tiles, target in zip(self._buffers(), targets, strict=True):
+            pltpu.make_async_copy(tiles.at[parity], target, scratch.written.at[parity]).start()
+
+    def _buffers(self) -> list[Any]:
+        scratch = self.scratch
+        return [scratch.tiles] if scratch.scales is None else [scratch.tiles, scratch.scales.tiles]
 
 
 def _attend_row(
     row: Any,
     local: Any,
     q_ref: Any,
-    new_ref: Any,
+    new: New,
     out_ref: Any,
     sinks_ref: Any,
     ring: PageRing,
@@ -244,7 +316,7 @@ def _attend_row(
         @pl.when(i == num_fetches - 1)
         def _() -> None:
             count = cursor[WRITTEN]
-            home.write(count, row, kv_len - 1, _join(ring, slot, valid - 1, new_ref[local].astype(jnp.float32), shape))
+            home.write(count, row, kv_len - 1, *_join(ring, slot, valid - 1, new, local, shape))
             cursor[WRITTEN] = count + 1
             first_lane = 0 if shape.layout.is_packed else shape.layout.value_start
             clear_rows(ring.slots_ref, slot, valid, num_blocks * block, shape.tile_rows, first_lane)
@@ -253,11 +325,18 @@ def _attend_row(
             start = first * page_size + j * block
             position = start + lax.broadcasted_iota(jnp.int32, (shape.groups, block), 1)
             visible = (position < kv_len) & (position >= rows.first_position(row))
+            if scratch.scales is not None:
+                tpu_scales.spread(
+                    scratch.scales.slots, slot, j * block_pages, kv_len - start, shape, scratch.scales.block
+                )
 
             def attend_heads(i: Any, _: None) -> None:
                 heads = [i * together + head for head in range(together)]
                 pages = pl.ds(j * block_pages, block_pages)
-                cached = [ring.slots_ref.at[slot, pages, head] for head in heads]
+                cached = [HeadBlock(ring.slots_ref.at[slot, pages, head]) for head in heads]
+                if scratch.scales is not None:
+                    scales = [tpu_scales.of_head(scratch.scales.block, head) for head in heads]
+                    cached = [HeadBlock(block.ref, *own) for block, own in zip(cached, scales, strict=True)]
                 states = [(scratch.peak.at[head], scratch.total.at[head], scratch.acc.at[head]) for head in heads]
                 update([q_ref[local, head] for head in heads], cached, visible, states, logits)
 
@@ -271,14 +350,23 @@ def _attend_row(
         out_ref[local, head] = result(scratch.total[head], scratch.acc[head]).astype(out_ref.dtype)
 
 
-def _join(ring: PageRing, slot: Any, last: Any, new: Any, shape: Shape) -> Any:
-    """The tile of the slot that holds row `last`, with the new token there and zeros behind; the slot has it too."""
+def _join(ring: PageRing, slot: Any, last: Any, new: New, local: Any, shape: Shape) -> tuple[Any, Any]:
+    """The tile of the slot that holds row `last`, with the new token there and zeros behind, and its page's scales.
+
+    The slot has them too.
+    """
     height, page_size = shape.tile_rows, shape.page_size
-    rows = pl.ds(pl.multiple_of(lax.rem(last, page_size) // height * height, height), height)
-    tile_ref = ring.slots_ref.at[slot, last // page_size, :, rows, :]
+    page, token = last // page_size, lax.rem(last, page_size)
+    rows = pl.ds(pl.multiple_of(token // height * height, height), height)
+    tile_ref = ring.slots_ref.at[slot, page, :, rows, :]
     row = lax.broadcasted_iota(jnp.int32, tile_ref.shape, 1)
     offset = lax.rem(last, height)
     old = jnp.where(row < offset, tile_ref[...].astype(jnp.float32), 0.0)
-    tile = jnp.where(row == offset, new[:, None, :], old).astype(ring.slots_ref.dtype)
+    values = new.tokens[local].astype(jnp.float32)
+    tile = jnp.where(row == offset, values[:, None, :], old).astype(ring.slots_ref.dtype)
     tile_ref[...] = tile
-    return tile
+    if new.token_scales is None:
+        return tile, None
+    scales = tpu_scales.joined(ring.scale_slots_ref[slot, page], token, new.token_scales[local])
+    ring.scale_slots_ref[slot, page] = scales
+    return tile, scales

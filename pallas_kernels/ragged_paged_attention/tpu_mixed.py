@@ -5,6 +5,7 @@ and results stay aligned and are pipelined by Pallas. The rows of a tile take tu
 queries' softmax. Pages come through a ring of slots that runs ahead over rows and tiles.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,8 +15,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int32
 
+from pallas_kernels.ragged_paged_attention import tpu_scales
 from pallas_kernels.ragged_paged_attention.tpu_pages import PageRing, clear_rows
-from pallas_kernels.ragged_paged_attention.tpu_softmax import Logits, result, update
+from pallas_kernels.ragged_paged_attention.tpu_softmax import HeadBlock, Logits, result, update
 from pallas_kernels.ragged_paged_attention.tpu_tuning import LANES, Config, Shape
 
 FETCH_TILE, FETCH_ROW, FETCH_BLOCK, ISSUED, CONSUMED, ROW = range(NUM_CURSORS := 6)
@@ -25,7 +27,7 @@ PREFETCH = ("layer", "window", "num_decode_rows", "cu_q_lens", "kv_lens", "table
 def mixed(
     q: Float[Array, "T K G H"],
     decoded: Float[Array, "T K G H"],
-    pool: Float[Array, "L pages K page_size C"],
+    pool: Sequence[jax.Array],
     sinks: Float[Array, "K rows lanes"] | None,
     scalars: dict[str, Int32[Array, "..."]],
     shape: Shape,
@@ -37,17 +39,22 @@ def mixed(
     """Results of every token: the decode rows' from `decoded`, whose memory is used, zeros for padding."""
     steps = q.shape[0] // (config.query_tokens * num_cores)
     tile = pl.BlockSpec((config.query_tokens, *q.shape[1:]), lambda core, step, *_: (step * num_cores + core, 0, 0, 0))
-    operands, specs = [q, decoded], [tile, tile]
-    if sinks is not None:
-        operands.append(sinks)
-        specs.append(pl.BlockSpec(sinks.shape, lambda *_: (0, 0, 0)))
+    sinks_spec = None if sinks is None else pl.BlockSpec(sinks.shape, lambda *_: (0, 0, 0))
+    hbm = pl.BlockSpec(memory_space=pltpu.MemorySpace.HBM)
     prefetch = [scalars[name] for name in PREFETCH]
     return pl.pallas_call(
-        lambda *refs: _kernel(refs, sinks is not None, shape, config, logits, num_cores),
+        lambda *refs: _kernel(
+            refs[: len(prefetch)],
+            *refs[len(prefetch) :],
+            shape=shape,
+            config=config,
+            logits=logits,
+            num_cores=num_cores,
+        ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(prefetch),
             grid=(num_cores, steps),
-            in_specs=[*specs, pl.BlockSpec(memory_space=pltpu.MemorySpace.HBM)],
+            in_specs=[tile, tile, sinks_spec, [hbm] * len(pool)],
             out_specs=tile,
             scratch_shapes=_scratch_shapes(shape, config),
         ),
@@ -60,7 +67,7 @@ def mixed(
         ),
         name="ragged_paged_attention_mixed",
         interpret=interpret,
-    )(*prefetch, *operands, pool)
+    )(*prefetch, q, decoded, sinks, list(pool))
 
 
 class Scratch(NamedTuple):
@@ -73,19 +80,27 @@ class Scratch(NamedTuple):
     acc: Any  # [K, rows, H]
     cursor: Any  # SMEM
     fetched: Any
+    scale_slots: Any
+    block_scales: Any  # [rows, S]
 
 
 def _scratch_shapes(shape: Shape, config: Config) -> Scratch:
     heads, layout, height = shape.num_kv_heads, shape.layout, config.query_tokens * shape.groups
     slot = (config.num_slots, config.mixed_fetch_pages, heads, config.page_size, layout.lanes)
+    scale_slots = block_scales = None
+    if shape.is_quantised:
+        scale_slots = pltpu.VMEM((*slot[:2], shape.scale_rows, shape.scale_lanes), jnp.float32)
+        block_scales = pltpu.VMEM((shape.scale_rows, config.mixed_block_pages * config.page_size), jnp.float32)
     return Scratch(
         pltpu.VMEM(slot, shape.pool_dtype),
-        pltpu.VMEM((heads, height, layout.head_lanes), shape.pool_dtype),
+        pltpu.VMEM((heads, height, layout.head_lanes), shape.compute_dtype),
         pltpu.VMEM((heads, height, LANES), jnp.float32),
         pltpu.VMEM((heads, height, LANES), jnp.float32),
         pltpu.VMEM((heads, height, layout.head_lanes), jnp.float32),
         pltpu.SMEM((8,), jnp.int32),
         pltpu.SemaphoreType.DMA((config.num_slots,)),
+        scale_slots,
+        block_scales,
     )
 
 
@@ -185,14 +200,27 @@ class _Fetcher(NamedTuple):
             cursor[ISSUED] = cursor[ISSUED] + 1
 
 
-def _kernel(refs: Any, has_sinks: bool, shape: Shape, config: Config, logits: Logits, num_cores: int) -> None:
-    layer_ref, window_ref, num_decode_ref, cu_q_lens_ref, kv_lens_ref, table_ref, q_ref, decoded_ref = refs[:8]
-    sinks_ref = refs[8] if has_sinks else None
-    pool_ref, out_ref, *scratch = refs[8 + has_sinks :]
-    scratch = Scratch(*scratch)
+def _kernel(
+    prefetch: Sequence[Any],
+    q_ref: Any,
+    decoded_ref: Any,
+    sinks_ref: Any,
+    pool: Sequence[Any],
+    out_ref: Any,
+    *scratch_refs: Any,
+    shape: Shape,
+    config: Config,
+    logits: Logits,
+    num_cores: int,
+) -> None:
+    layer_ref, window_ref, num_decode_ref, cu_q_lens_ref, kv_lens_ref, table_ref = prefetch
+    scratch = Scratch(*scratch_refs)
     core, step = pl.program_id(0), pl.program_id(1)
     tile, num_decode = step * num_cores + core, num_decode_ref[0]
-    ring = PageRing(pool_ref, scratch.slots, scratch.fetched, table_ref, shape.table_width, layer_ref[0])
+    ring = PageRing(
+        pool[0], scratch.slots, scratch.fetched, table_ref, shape.table_width, layer_ref[0],
+        pool[1] if shape.is_quantised else None, scratch.scale_slots,
+    )  # fmt: skip
     plan = _Plan(cu_q_lens_ref, kv_lens_ref, window_ref[0], config.page_size, config.query_tokens)
     first_tile, end_tile = plan.tiles(num_decode)
     fetcher = _Fetcher(ring, plan, scratch.cursor, end_tile, num_cores)
@@ -260,6 +288,9 @@ def _take_turn(
         def take_block(j: Any, _: None) -> None:
             pages = ring.slots_ref.at[slot, pl.ds(j * config.mixed_block_pages, config.mixed_block_pages)]
             start = first * page_size + j * block
+            if scratch.block_scales is not None:
+                first_page = j * config.mixed_block_pages
+                tpu_scales.spread(scratch.scale_slots, slot, first_page, turn.stop - start, shape, scratch.block_scales)
             _take_block(pages, start, tile, turn, fetcher.plan, scratch, logits, shape.groups, config)
 
         lax.fori_loop(0, num_blocks, take_block, None)
@@ -288,7 +319,10 @@ def _take_block(
 
         def attend_head(head: Any, _: None) -> None:
             state = (scratch.peak.at[head, rows], scratch.total.at[head, rows], scratch.acc.at[head, rows])
-            update([scratch.q[head, rows, :]], [pages_ref.at[:, head]], visible, [state], logits)
+            cached = HeadBlock(pages_ref.at[:, head])
+            if scratch.block_scales is not None:
+                cached = HeadBlock(cached.ref, *tpu_scales.of_head(scratch.block_scales, head))
+            update([scratch.q[head, rows, :]], [cached], visible, [state], logits)
 
         lax.fori_loop(0, scratch.q.shape[0], attend_head, None)
 

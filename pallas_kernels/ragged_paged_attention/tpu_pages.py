@@ -17,6 +17,8 @@ class PageRing(NamedTuple):
     table_ref: Any  # [R * P] in SMEM
     table_width: int
     layer: Any
+    scales_ref: Any = None  # [L, pages, rows, lanes] in HBM, where pages are quantised
+    scale_slots_ref: Any = None  # [num_slots, fetch_pages, rows, lanes]
 
     @property
     def num_slots(self) -> int:
@@ -34,9 +36,8 @@ class PageRing(NamedTuple):
 
         def fetch(i: Any, _: None) -> None:
             page = self.table_ref[entry + i]
-            pltpu.make_async_copy(
-                self.pool_ref.at[self.layer, page], self.slots_ref.at[slot, i], self.sems.at[slot]
-            ).start()
+            for source, target in self._buffers():
+                pltpu.make_async_copy(source.at[self.layer, page], target.at[slot, i], self.sems.at[slot]).start()
 
         # Fetches of a full slot come four at a time, so that the next ones' addresses are ready early.
         many = 4 if self.fetch_pages % 4 == 0 else 1
@@ -59,24 +60,33 @@ class PageRing(NamedTuple):
 
         @pl.when(num_pages == self.fetch_pages)
         def _full() -> None:
-            whole = self.slots_ref.at[slot]  # a wait only counts bytes, so one for the whole slot will do
-            pltpu.make_async_copy(whole, whole, self.sems.at[slot]).wait()
+            for _, target in self._buffers():
+                whole = target.at[slot]  # a wait only counts bytes, so one for the whole slot will do
+                pltpu.make_async_copy(whole, whole, self.sems.at[slot]).wait()
 
         @pl.when(num_pages < self.fetch_pages)
         def _part() -> None:
             def arrived(i: Any, _: None) -> None:
-                page = self.slots_ref.at[slot, i]
-                pltpu.make_async_copy(page, page, self.sems.at[slot]).wait()
+                for _, target in self._buffers():
+                    page = target.at[slot, i]
+                    pltpu.make_async_copy(page, page, self.sems.at[slot]).wait()
 
             lax.fori_loop(0, num_pages, arrived, None)
+
+    def _buffers(self) -> list[tuple[Any, Any]]:
+        """Where pages come from, and the slots that they go to."""
+        buffers = [(self.pool_ref, self.slots_ref)]
+        return buffers if self.scales_ref is None else [*buffers, (self.scales_ref, self.scale_slots_ref)]
 
 
 def clear_rows(slots_ref: Any, slot: Any, start: Any, stop: Any, tile: int, first_lane: int) -> None:
     """Zero rows [start, stop) of a slot from `first_lane` on; `stop` is a multiple of `tile`.
 
     Whatever lies there, NaN perhaps, meets a probability of exactly 0 in the matmul with the values, and must not
-    turn it into NaN.
+    turn it into NaN. An int8 cannot.
     """
+    if slots_ref.dtype == jnp.int8:
+        return
     _, _, num_kv_heads, page_size, lanes = slots_ref.shape
     shape = (num_kv_heads, tile, lanes - first_lane)
 

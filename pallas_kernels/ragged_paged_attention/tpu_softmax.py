@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Num
 
 from pallas_kernels.ragged_paged_attention.tpu_tuning import LANES, PageLayout
 
@@ -25,12 +25,14 @@ class Logits(NamedTuple):
     layout: PageLayout
     block_pages: int
 
-    def of(self, q: Float[Array, "M H"], keys: Float[Array, "S H"]) -> Float[Array, "M S"]:
+    def of(
+        self, q: Float[Array, "M H"], keys: Num[Array, "S H"], key_scales: Float[Array, "1 S"] | None
+    ) -> Float[Array, "M S"]:
         """The logits of every query with every key."""
         dots = dot(q, keys, contract=1)
-        if self.softcap is None:
-            return dots * (self.scale * LOG2E)
-        return jnp.tanh(dots * (self.scale / self.softcap)) * (self.softcap * LOG2E)
+        unit = self.scale * LOG2E if self.softcap is None else self.scale / self.softcap
+        dots = dots * (unit if key_scales is None else key_scales * unit)
+        return dots if self.softcap is None else jnp.tanh(dots) * (self.softcap * LOG2E)
 
     def reset(self, peak_ref: Any, total_ref: Any, acc_ref: Any, sinks_ref: Any) -> None:
         """Begin a softmax: nothing seen, or the sink alone."""
@@ -44,9 +46,17 @@ class Logits(NamedTuple):
         acc_ref[...] = jnp.zeros(acc_ref.shape, jnp.float32)
 
 
+class HeadBlock(NamedTuple):
+    """A block of cached tokens of one kv head; the scales of quantised ones are 0 where no token is."""
+
+    ref: Any  # [pages, page_size, C]
+    key_scales: Float[Array, "1 S"] | None = None
+    value_scales: Float[Array, "1 S"] | None = None
+
+
 def update(
     queries: Sequence[Float[Array, "M H"]],
-    cached_refs: Sequence[Any],
+    cached: Sequence[HeadBlock],
     visible: Bool[Array, "M S"] | None,
     states: Sequence[tuple[Any, Any, Any]],
     logits: Logits,
@@ -56,12 +66,12 @@ def update(
     Heads go through each stage together: one head alone would wait for the matrix unit at every stage.
     """
     layout = logits.layout
-    block = cached_refs[0].shape[0] * cached_refs[0].shape[1]
+    block = cached[0].ref.shape[0] * cached[0].ref.shape[1]
     first_lane = 0 if layout.is_packed else layout.value_start
 
     scores = [
-        logits.of(q, cached_ref[:, :, : layout.head_lanes].reshape(block, layout.head_lanes))
-        for q, cached_ref in zip(queries, cached_refs, strict=True)
+        logits.of(q, head.ref[:, :, : layout.head_lanes].reshape(block, layout.head_lanes), head.key_scales)
+        for q, head in zip(queries, cached, strict=True)
     ]
     weights, decays = [], []
     for head_scores, (peak_ref, total_ref, _) in zip(scores, states, strict=True):
@@ -73,17 +83,19 @@ def update(
         decays.append(jnp.exp2(old_peak - peak))
         peak_ref[...] = peak
         total_ref[...] = decays[-1] * total_ref[...] + _lane_sums(weights[-1])
-    for head_weights, decay, cached_ref, (_, _, acc_ref) in zip(weights, decays, cached_refs, states, strict=True):
-        values = cached_ref[:, :, first_lane:].reshape(block, layout.head_lanes)
-        seen = dot(head_weights.astype(values.dtype), values, contract=0)
+    for head_weights, decay, head, (_, _, acc_ref) in zip(weights, decays, cached, states, strict=True):
+        values = head.ref[:, :, first_lane:].reshape(block, layout.head_lanes)
+        if head.value_scales is not None:
+            head_weights = head_weights * head.value_scales
+        seen = dot(head_weights.astype(queries[0].dtype), values, contract=0)
         acc_ref[...] = acc_ref[...] * _lanes(decay, layout.head_lanes) + seen
 
 
 def dot(a: Float[Array, "M X"], b: Array, *, contract: int) -> Float[Array, "M Y"]:
-    """`a` times `b`, contracted over b's axis `contract`, in float32; exact products where b is float32."""
-    precision = lax.Precision.HIGHEST if b.dtype == jnp.float32 else None
+    """`a` times `b` in a's type, contracted over b's axis `contract`, in float32; exact products of float32."""
+    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     dims = (((1,), (contract,)), ((), ()))
-    return lax.dot_general(a, b, dims, precision=precision, preferred_element_type=jnp.float32)
+    return lax.dot_general(a, b.astype(a.dtype), dims, precision=precision, preferred_element_type=jnp.float32)
 
 
 def result(total: Float[Array, "M lanes"], acc: Float[Array, "M H"]) -> Float[Array, "M H"]:

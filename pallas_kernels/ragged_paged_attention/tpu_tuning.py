@@ -5,6 +5,8 @@ from typing import Any, NamedTuple, Self
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.ragged_paged_attention.quantisation import is_quantised
+
 LANES = 128
 MIB = 1 << 20
 VMEM_SHARE = 0.75
@@ -116,14 +118,35 @@ class Shape(NamedTuple):
         return self.num_heads // self.num_kv_heads
 
     @property
-    def token_bytes(self) -> int:
-        """Bytes of one cached token in one layer."""
-        return self.num_kv_heads * self.layout.lanes * jnp.dtype(self.pool_dtype).itemsize
+    def is_quantised(self) -> bool:
+        """Whether pages have scales."""
+        return is_quantised(self.pool_dtype)
+
+    @property
+    def compute_dtype(self) -> Any:
+        """What queries, results and operands of the matrix unit are: quantised pages are exact in bfloat16."""
+        return jnp.bfloat16 if self.is_quantised else self.pool_dtype
+
+    @property
+    def scale_rows(self) -> int:
+        """Rows of a page's scales (`scale_rows`)."""
+        return scale_rows(self.num_kv_heads)
+
+    @property
+    def scale_lanes(self) -> int:
+        """Lanes of a row of a page's scales, a token in each; those past `page_size` are padding."""
+        return round_up(self.page_size, LANES)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of VMEM that one page of one layer takes."""
+        values = self.page_size * self.num_kv_heads * self.layout.lanes * jnp.dtype(self.pool_dtype).itemsize
+        return values + (4 * round_up(self.scale_rows, 8) * self.scale_lanes if self.is_quantised else 0)
 
     @property
     def tile_rows(self) -> int:
         """Tokens of one hardware tile of a page: what a write-back must be aligned to."""
-        return 32 // jnp.dtype(self.pool_dtype).itemsize
+        return tile_rows(self.pool_dtype)
 
     @property
     def padded_groups(self) -> int:
@@ -136,6 +159,33 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
+def scale_rows(num_kv_heads: int) -> int:
+    """Rows of a page's scales: one for each kv head's keys and one for its values, and padding to whole tiles.
+
+    XLA and Mosaic agree about tiles of 2, 4 and 8 rows; they lay out 6 differently, and XLA would copy the pool.
+    """
+    rows = 2 * num_kv_heads
+    return next((n for n in (2, 4, 8) if n >= rows), round_up(rows, 8))
+
+
+def tile_rows(dtype: Any) -> int:
+    """Rows of one hardware tile."""
+    return 32 // jnp.dtype(dtype).itemsize
+
+
+def check_pages(page_size: int, dtype: Any) -> None:
+    """Raise where no kernel here can serve such pages."""
+    if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float32) and not is_quantised(dtype):
+        raise NotImplementedError(
+            f"the tpu backend keeps bfloat16, float32, int8 or float8_e4m3fn pages, got {jnp.dtype(dtype)}."
+        )
+    if page_size % tile_rows(dtype):
+        raise ValueError(
+            f"page_size must be a multiple of {tile_rows(dtype)} for {jnp.dtype(dtype).name} pages on TPU, got "
+            f"{page_size}."
+        )
+
+
 def smem_bytes(shape: Shape) -> int:
     """Bytes of scalar memory that a call's page table and row lengths take."""
     return 4 * (shape.num_rows * (shape.table_width + 2) + 512)
@@ -143,13 +193,7 @@ def smem_bytes(shape: Shape) -> int:
 
 def check(shape: Shape, chip: Chip) -> None:
     """Raise ValueError where the kernels cannot serve this shape at all, saying what would."""
-    if jnp.dtype(shape.pool_dtype) not in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)):
-        raise NotImplementedError(f"the tpu backend keeps bfloat16 or float32 pages, got {shape.pool_dtype}.")
-    if shape.page_size % shape.tile_rows:
-        raise ValueError(
-            f"page_size must be a multiple of {shape.tile_rows} for {jnp.dtype(shape.pool_dtype).name} pages on "
-            f"TPU, got {shape.page_size}."
-        )
+    check_pages(shape.page_size, shape.pool_dtype)
     allowed = int(SMEM_SHARE * chip.smem_bytes)
     if smem_bytes(shape) <= allowed:
         return
@@ -172,7 +216,7 @@ def choose(shape: Shape, chip: Chip) -> Config:
     check(shape, chip)
     page = shape.page_size
     in_flight = chip.bytes_per_second * 2e-6  # what two microseconds of HBM bandwidth carry hides its latency
-    fetch_tokens = min(2048, max(256, int(in_flight / shape.token_bytes)))
+    fetch_tokens = min(2048, max(256, int(in_flight * page / shape.page_bytes)))
     block_tokens, query_rows, num_slots, decode_rows = 256, 512, 3, 8
     while True:
         config = _config(shape, chip, fetch_tokens, block_tokens, query_rows, num_slots, decode_rows)
@@ -222,12 +266,20 @@ def _config(
 
 
 def _ring_bytes(shape: Shape, config: Config, fetch_pages: int) -> int:
-    return config.num_slots * fetch_pages * config.page_size * shape.token_bytes
+    return config.num_slots * fetch_pages * shape.page_bytes
+
+
+def _scale_bytes(shape: Shape, rows: int, block_pages: int) -> int:
+    """Bytes for scales besides the ring's: of new tokens, on their way home, and of one block."""
+    if not shape.is_quantised:
+        return 0
+    lanes = 2 * rows * LANES + 4 * (shape.scale_lanes + LANES) + 2 * shape.scale_lanes + block_pages * shape.page_size
+    return 4 * round_up(shape.scale_rows, 8) * lanes
 
 
 def decode_vmem_bytes(shape: Shape, config: Config) -> int:
     """Bytes of VMEM that the decode kernel plans to use."""
-    itemsize, layout = jnp.dtype(shape.pool_dtype).itemsize, shape.layout
+    itemsize, layout = jnp.dtype(shape.compute_dtype).itemsize, shape.layout
     head_rows = shape.num_kv_heads * round_up(shape.groups, 8)
     rows = config.decode_rows * (
         2 * shape.num_kv_heads * shape.padded_groups * layout.head_lanes * itemsize
@@ -236,15 +288,17 @@ def decode_vmem_bytes(shape: Shape, config: Config) -> int:
     state = head_rows * (2 * LANES + layout.head_lanes) * 4
     writes = 2 * shape.num_kv_heads * layout.lanes * (4 * (config.write_tokens + 8) + 2 * itemsize * 32)
     scores = 2 * head_rows * config.decode_block_pages * config.page_size * 4
-    return _ring_bytes(shape, config, config.decode_fetch_pages) + 2 * rows + state + writes + scores
+    scales = _scale_bytes(shape, config.decode_rows, config.decode_block_pages)
+    return _ring_bytes(shape, config, config.decode_fetch_pages) + 2 * rows + state + writes + scores + scales
 
 
 def mixed_vmem_bytes(shape: Shape, config: Config) -> int:
     """Bytes of VMEM that the mixed kernel plans to use."""
-    itemsize, lanes = jnp.dtype(shape.pool_dtype).itemsize, shape.layout.head_lanes
+    itemsize, lanes = jnp.dtype(shape.compute_dtype).itemsize, shape.layout.head_lanes
     tile_rows = config.query_tokens * shape.groups
     padded_rows = config.query_tokens * shape.padded_groups
     tiles = shape.num_kv_heads * (3 * 2 * padded_rows + tile_rows) * lanes * itemsize
     state = shape.num_kv_heads * tile_rows * (3 * LANES + lanes) * 4
     scores = 3 * tile_rows * config.mixed_block_pages * config.page_size * 4
-    return _ring_bytes(shape, config, config.mixed_fetch_pages) + tiles + state + scores
+    scales = _scale_bytes(shape, 0, config.mixed_block_pages)
+    return _ring_bytes(shape, config, config.mixed_fetch_pages) + tiles + state + scores + scales

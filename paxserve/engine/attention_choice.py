@@ -20,11 +20,10 @@ def kernel_refusal(config: EngineConfig, model: Any, max_model_len: int, chip: C
     page_size = config.cache.block_size
     num_kv_heads = -(-spec.num_kv_heads // shards)
     num_groups = -(-model.config.num_attention_heads // model.config.num_key_value_heads)
-    dtype = config.model.dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
     shape = tpu_tuning.Shape(
         num_tokens=budget, num_rows=num_slots, num_heads=num_kv_heads * num_groups, num_kv_heads=num_kv_heads,
         head_dim=spec.head_dim, page_size=page_size, table_width=-(-max_model_len // page_size),
-        pool_dtype=jnp.dtype(dtype),
+        pool_dtype=jnp.dtype(config.kv_dtype),
     )  # fmt: skip
     try:
         tpu_tuning.choose(shape, chip)

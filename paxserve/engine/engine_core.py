@@ -17,6 +17,7 @@ import numpy as np
 from pallas_kernels.ragged_paged_attention import pool_bytes_per_page
 from paxserve.config import EngineConfig
 from paxserve.engine.attention_choice import settle_backend
+from paxserve.engine.host_tier import HostTier
 from paxserve.engine.kv_cache import PagePool
 from paxserve.engine.model_runner import Launched, ModelRunner
 from paxserve.engine.request import expand_choices
@@ -61,11 +62,14 @@ class EngineCore(Profiling):
         config = settle_backend(config, model, max_model_len, was_auto=is_backend_open)
         clock.end("load")
         num_pages = count_pages(config, model.cache_spec, max_model_len, partial(kv_pool_bytes, config, platform))
-        self.runner = ModelRunner(model, config, num_pages=num_pages, max_model_len=max_model_len, mesh=mesh)
+        pool = _page_pool(config, num_pages, model.cache_spec)
+        self.runner = ModelRunner(
+            model, config, num_pages=num_pages, max_model_len=max_model_len, mesh=mesh,
+            num_host_pages=0 if pool.host is None else pool.host.num_slots,
+        )  # fmt: skip
         self.runner.compile(cache_folder)
         clock.end("compile")
         max_num_seqs, budget = config.scheduler.limits
-        pool = PagePool(num_pages, config.cache.block_size, enable_prefix_caching=config.cache.enable_prefix_caching)
         self.scheduler = Scheduler.for_config(config.scheduler, pool, max_model_len)
         self.config = config
         self.model_info = ModelInfo(
@@ -198,6 +202,44 @@ class EngineCore(Profiling):
             self._seconds[name] += seconds
 
 
+def _page_bytes(config: EngineConfig, spec: Any) -> int:
+    """Bytes of a page of all layers; `ConfigError` where the attention backend has no such pages."""
+    try:
+        return pool_bytes_per_page(
+            config.compile.attention_backend, num_layers=spec.num_layers, page_size=config.cache.block_size,
+            num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=jnp.dtype(config.kv_dtype),
+        )  # fmt: skip
+    except (NotImplementedError, ValueError) as error:
+        raise ConfigError(
+            f"kv_cache_dtype={config.cache.kv_cache_dtype}, block_size={config.cache.block_size}: {error}"
+        ) from error
+
+
+def _host_tier(config: EngineConfig, spec: Any) -> HostTier | None:
+    """The tier of the prefix cache in host memory, if there is to be one."""
+    size = int(config.cache.kv_offloading_size * 2**30)
+    if not size:
+        return None
+    # In host memory pages have no padding, as the reference backend's have none.
+    page_bytes = pool_bytes_per_page(
+        "reference", num_layers=spec.num_layers, page_size=config.cache.block_size, num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim, dtype=jnp.dtype(config.kv_dtype),
+    )  # fmt: skip
+    if size < page_bytes:
+        raise ConfigError(f"kv_offloading_size must be at least a page of {page_bytes / 2**30:.6f} GiB.")
+    return HostTier(size // page_bytes)
+
+
+def _page_pool(config: EngineConfig, num_pages: int, spec: Any) -> PagePool:
+    cache = config.cache
+    return PagePool(
+        num_pages,
+        cache.block_size,
+        enable_prefix_caching=cache.enable_prefix_caching,
+        host=_host_tier(config, spec),
+    )
+
+
 def count_pages(config: EngineConfig, spec: Any, max_model_len: int, pool_bytes_allowed: Callable[[], int]) -> int:
     """Pages of the KV pool; `ConfigError` if not one fits the bytes that it is allowed on each device."""
     cache = config.cache
@@ -212,14 +254,9 @@ def count_pages(config: EngineConfig, spec: Any, max_model_len: int, pool_bytes_
             f"tensor_parallel_size={num_devices} is not supported for this model: what it caches for a token has "
             f"{spec.num_kv_heads} parts, which cannot be spread. Use 1."
         )
+    page_bytes = _page_bytes(config, spec) // num_devices  # kv heads are spread evenly
     if cache.num_gpu_blocks_override is not None:
         return cache.num_gpu_blocks_override
-    dtype = config.model.dtype if cache.kv_cache_dtype == "auto" else cache.kv_cache_dtype
-    page_bytes = pool_bytes_per_page(
-        config.compile.attention_backend, num_layers=spec.num_layers, page_size=cache.block_size,
-        num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=jnp.dtype(dtype),
-    )  # fmt: skip
-    page_bytes //= num_devices  # kv heads are spread evenly
     pool_bytes = pool_bytes_allowed()
     # No more pages than all sequences at their full length could use.
     useful = config.scheduler.limits[0] * -(-max_model_len // cache.block_size)

@@ -7,6 +7,7 @@ again; the least recently freed page goes first.
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from paxserve.engine.host_tier import HostTier
 from paxserve.engine.prefix_cache import PrefixCache
 from paxserve.errors import OutOfPages
 
@@ -14,10 +15,13 @@ from paxserve.errors import OutOfPages
 class PagePool:
     """Reference counts and the free list of `num_pages` pages of `page_size` tokens each."""
 
-    def __init__(self, num_pages: int, page_size: int, *, enable_prefix_caching: bool = True) -> None:
+    def __init__(
+        self, num_pages: int, page_size: int, *, enable_prefix_caching: bool = True, host: HostTier | None = None
+    ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         self.prefix_cache = PrefixCache() if enable_prefix_caching else None
+        self.host = host
         self._ref_counts = [0] * num_pages
         # Ordered by when a page was freed: the front is evicted first.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
@@ -48,10 +52,16 @@ class PagePool:
         for _ in range(count):
             page, _ = self._free.popitem(last=False)
             if self.prefix_cache is not None:
-                self.prefix_cache.forget(page)
+                self._evict(page, self.prefix_cache)
             self._ref_counts[page] = 1
             pages.append(page)
         return pages
+
+    def _evict(self, page: int, cache: PrefixCache) -> None:
+        digest = cache.hash_of(page)
+        cache.forget(page)
+        if self.host is not None and digest is not None and not cache.find([digest]):
+            self.host.keep(digest, page)
 
     def hold(self, pages: Iterable[int]) -> None:
         """Add one holder to each page, taking it off the free list if it was there."""
@@ -86,6 +96,8 @@ class PagePool:
         """Forget all cached content; pages in use stay with their requests."""
         if self.prefix_cache is not None:
             self.prefix_cache.clear()
+        if self.host is not None:
+            self.host.clear()
 
     def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:
         """Assert that the counts are exactly what the given page lists (one a request) add up to."""
@@ -99,3 +111,5 @@ class PagePool:
         assert sorted(self._free) == free, "the free list differs from the pages nobody holds"
         if self.prefix_cache is not None:
             self.prefix_cache.check_integrity()
+        if self.host is not None:
+            self.host.check_integrity()

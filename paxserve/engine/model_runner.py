@@ -13,9 +13,10 @@ from jaxtyping import Array
 from paxserve.config import EngineConfig
 from paxserve.engine.batch import Layout, SlotTable, needs_rich, pack
 from paxserve.engine.buckets import fitting
+from paxserve.engine.host_pages import HostPages
 from paxserve.engine.logit_bias import BiasState, bias_row, bias_state
 from paxserve.engine.program_cache import ProgramCache
-from paxserve.engine.program_specs import NUM_COPIES, NUM_UPDATES, ProgramSpecs
+from paxserve.engine.program_specs import NUM_COPIES, NUM_MOVES, NUM_UPDATES, ProgramSpecs
 from paxserve.engine.programs import Programs
 from paxserve.engine.request import Request
 from paxserve.engine.step import DeviceState, RichState, StepOutput, StepShape
@@ -35,13 +36,22 @@ class ModelRunner:
     """Owns the weights, the KV pool and the device state of one engine."""
 
     def __init__(
-        self, model: nnx.Module, config: EngineConfig, *, num_pages: int, max_model_len: int, mesh: Mesh | None = None
+        self,
+        model: nnx.Module,
+        config: EngineConfig,
+        *,
+        num_pages: int,
+        max_model_len: int,
+        num_host_pages: int = 0,
+        mesh: Mesh | None = None,
     ) -> None:
+        """`num_host_pages` is how many evicted pages there is room for in host memory."""
         self._specs = ProgramSpecs(model, config, num_pages=num_pages, max_model_len=max_model_len, mesh=mesh)
         self.shape = self._specs.shape
         self._weights = jax.tree.leaves(nnx.state(model))
         self._slots = SlotTable(self.shape.num_slots, self.shape.max_pages)
         self._bias_states: dict[int, tuple[Request, BiasState]] = {}
+        self._host_pages = HostPages(num_host_pages, self._specs.moved_pages) if num_host_pages else None
         self._programs: Programs
         self._pool: Any = None
         self._state: DeviceState
@@ -96,6 +106,8 @@ class ModelRunner:
         is_rich = needs_rich(step)
         layouts = self._specs.rich_layouts if is_rich else self._specs.plain_layouts
         layout: Layout = self._programs.choose(fitting(layouts, step.num_tokens, len(step.rows)))
+        if step.page_saves or step.page_loads:
+            self._move_pages(step)
         if step.page_copies:
             self._copy_pages(step.page_copies)
         indices, values = self._table_changes(step, layout)
@@ -158,6 +170,19 @@ class ModelRunner:
         padded[0, : len(indices)] = indices
         padded[1, : len(values)] = values
         self._state = self._programs["update"](self._state, padded[0], padded[1])
+
+    def _move_pages(self, step: ScheduledStep) -> None:
+        """Save pages into host memory, then bring others back; nothing waits but for what is still on its way out."""
+        host, num_pages = self._host_pages, self._specs.num_pages
+        assert host is not None
+        for start in range(0, len(step.page_saves), NUM_MOVES):
+            pages, slots = zip(*step.page_saves[start : start + NUM_MOVES], strict=True)
+            padded = np.array([*pages, *[pages[0]] * (NUM_MOVES - len(pages))], np.int32)
+            host.put(slots, self._programs["export"](self._pool, padded))
+        for start in range(0, len(step.page_loads), NUM_MOVES):
+            slots, pages = zip(*step.page_loads[start : start + NUM_MOVES], strict=True)
+            padded = np.array([*pages, *[num_pages] * (NUM_MOVES - len(pages))], np.int32)
+            self._pool = self._programs["import"](self._pool, padded, host.get(slots, NUM_MOVES))
 
     def _copy_pages(self, copies: list[tuple[int, int]]) -> None:
         for start in range(0, len(copies), NUM_COPIES):

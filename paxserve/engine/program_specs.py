@@ -15,7 +15,14 @@ from flax import nnx
 from jax.sharding import Mesh, Sharding
 from jaxtyping import Array, Bool, Float32, Int32
 
-from pallas_kernels.ragged_paged_attention import copy_pages, kv_head_axis, make_pool
+from pallas_kernels.ragged_paged_attention import (
+    PageContent,
+    copy_pages,
+    export_pages,
+    import_pages,
+    kv_head_axis,
+    make_pool,
+)
 from paxserve.config import EngineConfig
 from paxserve.engine.batch import Layout
 from paxserve.engine.buckets import is_essential, plain_layouts, rich_layouts
@@ -27,6 +34,9 @@ NUM_UPDATES = 1024
 
 NUM_COPIES = 64
 """Pages that one run of the `copy` program copies."""
+
+NUM_MOVES = 16
+"""Pages that one run of the `export` or `import` program takes to or from host memory."""
 
 
 class Program(NamedTuple):
@@ -74,12 +84,13 @@ class ProgramSpecs:
             backend=config.compile.attention_backend,
             expert_backend=config.compile.expert_backend,
         )
-        kv_dtype = config.cache.kv_cache_dtype
         self.make_pool: Callable[[], Any] = partial(
             make_pool, self.shape.backend, num_layers=spec.num_layers, num_pages=num_pages, page_size=page_size,
             num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim,
-            dtype=jnp.dtype(config.model.dtype if kv_dtype == "auto" else kv_dtype),
+            dtype=jnp.dtype(config.kv_dtype),
         )  # fmt: skip
+        self._has_offloading = config.cache.kv_offloading_size > 0
+        self._head_dim = spec.head_dim
         self._limits = (budget, num_slots)
         sizes = (*self._limits, page_size, config.compile.compile_sizes)
         self.plain_layouts, self.rich_layouts = plain_layouts(*sizes), rich_layouts(*sizes)
@@ -137,7 +148,27 @@ class ProgramSpecs:
             "counts": (_set_counts, (self.rich, slot, row(jnp.int32), row(jnp.bool_))),
         }
         results = {name: self.pool_sharding if name == "copy" else self._replicated for name in programs}
-        return {name: Program(*parts, (0,), self.mesh, results[name]) for name, parts in programs.items()}
+        helpers = {name: Program(*parts, (0,), self.mesh, results[name]) for name, parts in programs.items()}
+        return helpers | self._moves() if self._has_offloading else helpers
+
+    @property
+    def moved_pages(self) -> PageContent:
+        """What one run of `export` brings out of the pool."""
+        (pages,) = self._int32(NUM_MOVES)
+        return jax.eval_shape(self._export, self.pool, pages)
+
+    def _moves(self) -> dict[str, Program]:
+        """The programs that move pages from and to host memory; only the second overwrites the pool."""
+        (pages,) = self._int32(NUM_MOVES)
+        content = jax.tree.map(lambda leaf: self._described(leaf.shape, leaf.dtype), self.moved_pages)
+        bring_back = partial(import_pages, backend=self.shape.backend)
+        return {
+            "export": Program(self._export, (self.pool, pages), (), self.mesh, self._replicated),
+            "import": Program(bring_back, (self.pool, pages, content), (0,), self.mesh, self.pool_sharding),
+        }
+
+    def _export(self, pool: Any, pages: Int32[Array, " M"]) -> PageContent:
+        return export_pages(pool, pages, self.shape.backend, head_dim=self._head_dim)
 
     def _described(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         """An argument that every device of the mesh has whole."""

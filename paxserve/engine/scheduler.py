@@ -287,6 +287,8 @@ class Scheduler:
         """
         pool = self.pool
         shared, num_computed = self._shared_pages(request)
+        offloaded = self._offloaded_pages(request, num_computed)
+        num_computed += len(offloaded) * pool.page_size
         if self._is_being_computed(request, num_computed, filling):
             return None
         remaining = request.num_tokens - num_computed
@@ -303,13 +305,17 @@ class Scheduler:
         if missing > pool.num_free - pool.num_free_among(shared):
             return 0
         pool.hold(shared)
+        num_shared = len(shared)
         request.pages, request.num_computed = shared, num_computed
         request.shares_last_page = must_copy
+        if pool.host is not None:
+            pool.host.pin(offloaded)  # taking pages may put others into host memory
         has_pages = self._grow(request, num_computed + count, plan)
         assert has_pages, "pages were counted wrongly"
+        self._load_pages(offloaded, request.pages[num_shared:])
         if count < remaining:
             self._count_partial(request, plan)
-        self._note_start(request)
+        self._note_start(request, len(offloaded) * pool.page_size)
         request.slot = self._free_slots.pop()
         request.status = Status.RUNNING
         self.running.append(request)
@@ -329,6 +335,23 @@ class Scheduler:
         full = (request.num_tokens - 1) // pool.page_size
         pages = cache.find(request.page_hashes(full, pool.page_size))
         return pages, len(pages) * pool.page_size
+
+    def _offloaded_pages(self, request: Request, num_computed: int) -> list[bytes]:
+        """Hashes of the pages in host memory that go on where the first `num_computed` tokens end."""
+        host, page_size = self.pool.host, self.pool.page_size
+        if host is None or request.wants_prompt_logprobs or num_computed % page_size:
+            return []
+        full = (request.num_tokens - 1) // page_size
+        return host.find(request.page_hashes(full, page_size)[num_computed // page_size :])
+
+    def _load_pages(self, hashes: list[bytes], pages: list[int]) -> None:
+        """Have pages brought back from host memory; later rows may already share them, as the step runs after that."""
+        host, cache = self.pool.host, self.pool.prefix_cache
+        for digest, page in zip(hashes, pages, strict=False):
+            assert host is not None
+            assert cache is not None
+            host.load(digest, page)
+            cache.insert(digest, page)
 
     # Prompts that start alike and come at the same time: the first computes, the others wait for its pages
 
@@ -354,14 +377,18 @@ class Scheduler:
         writer = filling.get(request.hash_of_page(page, page_size))
         return writer is not None and writer.rank < request.rank
 
-    def _note_start(self, request: Request) -> None:
+    def _note_start(self, request: Request, num_from_host: int) -> None:
         if request.num_preemptions:
             return
         request.num_cached_tokens = request.num_computed
         request.first_scheduled_time = time.time()
         if request.index == 0:  # the other choices of a request share its prompt: nothing is looked up for them
             self._stats.prefix_cache_queries += request.prompt_len
-            self._stats.prefix_cache_hits += request.num_computed
+            on_device = request.num_computed - num_from_host
+            self._stats.prefix_cache_hits += on_device
+            if self.pool.host is not None:
+                self._stats.offloaded_queries += request.prompt_len - on_device
+                self._stats.offloaded_hits += num_from_host
             self._stats.prompt_tokens += request.prompt_len
 
     def _commit(self, plan: StepPlan) -> ScheduledStep:
@@ -381,7 +408,8 @@ class Scheduler:
         rows.sort(key=lambda row: row.num_tokens > 1)
         self._stats.num_steps += 1
         self._stats.last_step_tokens = sum(plan.counts.values())
-        return ScheduledStep(rows, list(plan.copies))
+        saves, loads = self.pool.host.take_moves() if self.pool.host is not None else ([], [])
+        return ScheduledStep(rows, list(plan.copies), saves, loads)
 
     def _cache_full_pages(self, request: Request, start: int) -> None:
         """Enter pages into the prefix cache that are full of known tokens, from the page of token `start` on."""

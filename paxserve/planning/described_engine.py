@@ -142,10 +142,6 @@ def shard_bytes(array: jax.ShapeDtypeStruct) -> int:
     return math.prod(shape) * array.dtype.itemsize
 
 
-def _kv_dtype(config: EngineConfig) -> Any:
-    return jnp.dtype(config.model.dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype)
-
-
 def _with_block_size(config: EngineConfig, model: Any, max_model_len: int, mesh: Mesh) -> EngineConfig:
     """The configuration with the smallest page size that the attention kernel takes on this chip."""
     with jax.set_mesh(mesh):
@@ -167,7 +163,7 @@ def _count_pages(config: EngineConfig, model: Any, max_model_len: int, topology:
     spec = model.cache_spec
     one_page = pool_bytes_per_page(
         config.compile.attention_backend, num_layers=spec.num_layers, page_size=config.cache.block_size,
-        num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=_kv_dtype(config),
+        num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=jnp.dtype(config.kv_dtype),
     )  # fmt: skip
     fixed = config.cache.kv_cache_memory_bytes
     room = fixed if fixed is not None else allowed - weight_bytes

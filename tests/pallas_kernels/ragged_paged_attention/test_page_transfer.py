@@ -18,12 +18,12 @@ from pallas_kernels.ragged_paged_attention.quantisation import is_quantised
 
 BACKENDS = ("reference", "xla", "interpret")
 DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn")
-SIZES = {"num_layers": 3, "num_pages": 6, "page_size": 32, "num_kv_heads": 2}
+SIZES = {"num_layers": 3, "num_pages": 6, "page_size": 32, "num_kv_heads": 3}
 
 
 def random_content(dtype: str, head_dim: int, num_pages: int) -> PageContent:
     rng = np.random.default_rng(0)
-    shape = (num_pages, 3, 2, 32, 2, head_dim)
+    shape = (num_pages, 3, 2, 32, 3, head_dim)
     values = jnp.asarray(rng.integers(-127, 127, shape), jnp.int8)
     if dtype != "int8":
         values = jnp.asarray(rng.normal(size=shape), jnp.float32).astype(dtype)
@@ -48,7 +48,7 @@ def test_content_survives_every_backend_in_turn(dtype, head_dim):
         pool = make_pool(backend, **SIZES, head_dim=head_dim, dtype=dtype)
         pool = import_pages(pool, pages, sent, backend)
         sent = jax.tree.map(np.asarray, export_pages(pool, pages, backend, head_dim=head_dim))
-        assert sent.values.shape == (3, 3, 2, 32, 2, head_dim)
+        assert sent.values.shape == (3, 3, 2, 32, 3, head_dim)
         rest = export_pages(pool, jnp.array([2, 3, 5]), backend, head_dim=head_dim)
         assert not np.asarray(rest.values, np.float32).any()
     assert_same(jax.tree.map(jnp.asarray, sent), content)
@@ -65,12 +65,13 @@ def test_what_is_out_of_range_is_not_imported(backend):
 
 
 @pytest.mark.parametrize(
-    ("backend", "dtype"), [("xla", "float32"), ("xla", "int8"), ("xla", "float8_e4m3fn"), ("interpret", "float32")]
+    ("backend", "dtype"),
+    [("xla", "float32"), ("xla", "float8_e4m3fn"), ("interpret", "float32"), ("interpret", "int8")],
 )
 def test_attention_over_pages_of_another_backend(backend, dtype):
     """A prompt that the reference computed is decoded by another backend, from its pages."""
     rng = np.random.default_rng(1)
-    q, k, v = (jnp.asarray(rng.normal(size=(40, n, 64)), jnp.float32) for n in (4, 2, 2))
+    q, k, v = (jnp.asarray(rng.normal(size=(40, n, 64)), jnp.float32) for n in (6, 3, 3))
     table = jnp.array([[3, 1]])
     prompt = AttentionMetadata(jnp.array([0, 39]), jnp.array([39]), table, jnp.int32(0))
     last = AttentionMetadata(jnp.array([0, 1]), jnp.array([40]), table, jnp.int32(1))

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.ragged_paged_attention import AttentionMetadata, backends, reference, tpu, tpu_tuning
-from pallas_kernels.ragged_paged_attention.tpu_tuning import Config, PageLayout
+from pallas_kernels.ragged_paged_attention.quantisation import QuantisedPool, is_quantised, quantise
+from pallas_kernels.ragged_paged_attention.tpu_tuning import Config
 
 NUM_TOKENS, NUM_ROWS, NUM_PAGES, NUM_LAYERS, LAYER = 64, 6, 64, 2, 1
 
@@ -51,7 +52,8 @@ class Case(NamedTuple):
         return Config(
             page_size=self.page_size, decode_fetch_pages=2 * block_pages, decode_block_pages=block_pages,
             decode_rows=2, mixed_fetch_pages=2 * block_pages, mixed_block_pages=block_pages,
-            query_tokens=self.query_tokens, narrow_tokens=16, num_slots=3, write_tokens=16, vmem_limit_bytes=1 << 24,
+            query_tokens=self.query_tokens, narrow_tokens=16, num_slots=3, vmem_limit_bytes=1 << 24,
+            write_tokens=32 if is_quantised(self.dtype) else 16,
         )  # fmt: skip
 
 
@@ -61,6 +63,9 @@ CASES = [
     Case(3, 1, 256, 32, "bfloat16", query_tokens=16),
     Case(6, 2, 80, 16, "bfloat16", is_windowed=True, num_cores=2),
     Case(2, 1, 96, 80, "float32", has_sinks=True),
+    Case(4, 2, 64, 32, "int8", is_windowed=True, softcap=5.0, has_sinks=True, num_cores=2),
+    Case(2, 1, 64, 160, "int8", query_tokens=16),
+    Case(6, 3, 96, 32, "float8_e4m3fn", is_windowed=True, has_sinks=True),
 ]
 
 
@@ -85,21 +90,26 @@ def make_batch(case: Case, q_lens: list[int], kv_lens: list[int], seed: int):
         pages, offsets = table[row][positions // case.page_size], positions % case.page_size
         pool[:, pages, offsets] = rng.normal(size=(NUM_LAYERS, num_cached, *pool.shape[3:]))
     sinks = jnp.asarray(rng.normal(size=case.num_heads), jnp.float32) if case.has_sinks else None
-    q, k, v, pool = (jnp.asarray(x, case.dtype) for x in (q, k, v, pool))
-    return q, k, v, pool, metadata, sinks
+    if not is_quantised(case.dtype):
+        q, k, v, pool = (jnp.asarray(x, case.dtype) for x in (q, k, v, pool))
+        return q, k, v, pool, metadata, sinks
+    q, k, v = (jnp.asarray(x, jnp.bfloat16) for x in (q, k, v))
+    # Scales are NaN where no token is, and so are float8s; an int8 cannot be.
+    values, scales = quantise(jnp.nan_to_num(jnp.asarray(pool), nan=1.0), case.dtype)
+    has_token = jnp.isfinite(jnp.asarray(pool[..., 0]))
+    garbage = jnp.asarray(127 if case.dtype == "int8" else np.nan, case.dtype)
+    values = jnp.where(has_token[..., None], values, garbage)
+    return q, k, v, QuantisedPool(values, jnp.where(has_token, scales, np.nan)), metadata, sinks
 
 
-def to_tpu(pool: jax.Array) -> jax.Array:
+def to_tpu(pool: jax.Array | QuantisedPool) -> jax.Array | QuantisedPool:
     """The reference's pool as the TPU backend lays it out; lanes that hold nothing are NaN where the token is."""
-    layout = PageLayout(pool.shape[-1])
-    keys, values = jnp.moveaxis(pool, 3, 0)
-    return jnp.swapaxes(tpu._place(keys, values, layout), 2, 3)
+    return tpu.pack_pages(reference.unpack_pages(pool, 0))
 
 
-def of_tpu(pool: jax.Array, head_dim: int) -> jax.Array:
+def of_tpu(pool: jax.Array | QuantisedPool, head_dim: int) -> jax.Array | QuantisedPool:
     """The TPU backend's pool as the reference lays it out."""
-    layout, pool = PageLayout(head_dim), jnp.swapaxes(pool, 2, 3)
-    return jnp.stack([pool[..., :head_dim], pool[..., layout.value_start : layout.value_start + head_dim]], axis=3)
+    return reference.pack_pages(tpu.unpack_pages(pool, head_dim))
 
 
 @lru_cache
@@ -123,8 +133,9 @@ def check(case: Case, q_lens: list[int], kv_lens: list[int], window: int | None,
     """The kernels agree with the reference on results, and on every page row that holds a token."""
     q, k, v, pool, metadata, sinks = make_batch(case, q_lens, kv_lens, seed)
     window = jnp.int32(window) if case.is_windowed else None
-    exact = (x.astype(jnp.float32) for x in (q, k, v, pool))
-    wanted, wanted_pool = oracle(*exact, LAYER, metadata, window=window, softcap=case.softcap, sinks=sinks)
+    exact = [x.astype(jnp.float32) for x in (q, k, v)]
+    given = pool if isinstance(pool, QuantisedPool) else pool.astype(jnp.float32)
+    wanted, wanted_pool = oracle(*exact, given, LAYER, metadata, window=window, softcap=case.softcap, sinks=sinks)
     out, out_pool = kernel(case, interpret)(q, k, v, pool, jnp.int32(LAYER), metadata, window, sinks)
     num_used = int(metadata.cu_q_lens[-1])
     out = np.asarray(out, np.float32)
@@ -133,14 +144,15 @@ def check(case: Case, q_lens: list[int], kv_lens: list[int], window: int | None,
     tolerance = 1e-5 if case.dtype == "float32" else 3e-2
     np.testing.assert_allclose(out[:num_used], np.asarray(wanted)[:num_used], rtol=tolerance, atol=tolerance)
 
-    wanted_pool = np.asarray(wanted_pool.astype(case.dtype), np.float32)
-    out_pool = np.asarray(of_tpu(out_pool, case.head_dim), np.float32)
-    has_token = np.zeros(wanted_pool.shape[1:3], bool)
+    has_token = np.zeros((NUM_PAGES, case.page_size), bool)
     for row, kv_len in enumerate(np.asarray(metadata.kv_lens)):
         positions = np.arange(kv_len)
         pages = np.asarray(metadata.page_table)[row][positions // case.page_size]
         has_token[pages, positions % case.page_size] = True
-    np.testing.assert_array_equal(out_pool[:, has_token], wanted_pool[:, has_token])
+    out_pool = of_tpu(out_pool, case.head_dim)
+    for found, expected in zip(jax.tree.leaves(out_pool), jax.tree.leaves(wanted_pool), strict=True):
+        expected = np.asarray(expected.astype(found.dtype), np.float32)[:, has_token]
+        np.testing.assert_array_equal(np.asarray(found, np.float32)[:, has_token], expected)
 
 
 @st.composite
@@ -187,10 +199,10 @@ def test_hand_worked_example():
     np.testing.assert_allclose(out[:4, 0, 0], [(1 + 2 + 6) / 3, 10, (10 + 20) / 2, (10 + 20 + 60) / 3], rtol=1e-6)
 
 
-@pytest.mark.parametrize("mode", ["eager", "on_wait"])
-def test_no_races_with_simulated_dmas(mode, capsys):
+@pytest.mark.parametrize(("mode", "dtype"), [("eager", "bfloat16"), ("on_wait", "bfloat16"), ("on_wait", "int8")])
+def test_no_races_with_simulated_dmas(mode, dtype, capsys):
     """Copies done at once and copies done as late as possible give the same, and no access is unordered."""
-    case = Case(2, 1, 64, 16, "bfloat16", is_windowed=True, query_tokens=16)
+    case = Case(2, 1, 64, 32 if dtype == "int8" else 16, dtype, is_windowed=True, query_tokens=16)
     params = pltpu.InterpretParams(dma_execution_mode=mode, detect_races=True)
     check(case, [1, 1, 1, 9, 30], [1, 160, 96, 100, 30], 70, 0, interpret=params)
     assert "RACE" not in capsys.readouterr().out.upper()

@@ -15,7 +15,9 @@ from pallas_kernels.ragged_paged_attention.tpu_tuning import (
     choose,
     decode_vmem_bytes,
     mixed_vmem_bytes,
+    scale_rows,
     smem_bytes,
+    tile_rows,
 )
 
 CHIPS = {
@@ -48,11 +50,12 @@ def test_page_layout(head_dim, packed, lanes, value_start, result_start):
     head_dim=st.sampled_from([64, 80, 96, 128, 256]),
     page_size=st.sampled_from([16, 32, 64, 128, 256]),
     width=st.sampled_from([1, 8, 33, 512]),
-    dtype=st.sampled_from([jnp.bfloat16, jnp.float32]),
+    dtype=st.sampled_from([jnp.bfloat16, jnp.float32, jnp.int8, jnp.float8_e4m3fn]),
 )
 def test_choice_fits_and_divides(chip, num_tokens, num_rows, heads, head_dim, page_size, width, dtype):
     # 71 query heads of 256 in float32 for one kv head: 16 tokens of them, the least there is, fill v4's VMEM.
     assume((chip, heads, head_dim, dtype) != ("v4", (71, 1), 256, jnp.float32))
+    assume(page_size % tile_rows(dtype) == 0)
     shape = Shape(num_tokens, num_rows, *heads, head_dim, page_size, width, dtype)
     config = choose(shape, CHIPS[chip])
     planned = max(decode_vmem_bytes(shape, config), mixed_vmem_bytes(shape, config))
@@ -92,8 +95,23 @@ def test_refuses_pages_that_are_no_whole_tiles():
 
 
 def test_declines_dtypes_it_has_no_kernel_for():
-    with pytest.raises(NotImplementedError, match="keeps bfloat16 or float32 pages, got"):
+    with pytest.raises(NotImplementedError, match="keeps bfloat16, float32, int8 or float8_e4m3fn pages, got float16"):
+        choose(LLAMA_8B._replace(pool_dtype=jnp.float16), CHIPS["v6e"])
+
+
+def test_8_bit_pages_are_whole_tiles_of_32():
+    with pytest.raises(ValueError, match="page_size must be a multiple of 32 for int8 pages on TPU, got 16"):
         choose(LLAMA_8B._replace(pool_dtype=jnp.int8), CHIPS["v6e"])
+    shape = LLAMA_8B._replace(pool_dtype=jnp.int8, page_size=128)
+    assert choose(shape, CHIPS["v6e"]).write_tokens == 32
+    assert shape.compute_dtype == jnp.bfloat16
+    # 128 tokens of 8 heads, key and value, and as many scales.
+    assert shape.page_bytes == 128 * 8 * 2 * (128 + 4)
+
+
+@pytest.mark.parametrize(("num_kv_heads", "rows"), [(1, 2), (2, 4), (3, 8), (4, 8), (5, 16), (8, 16), (9, 24)])
+def test_scale_rows_are_whole_tiles(num_kv_heads, rows):
+    assert scale_rows(num_kv_heads) == rows
 
 
 def test_pages_that_cannot_fit_vmem():

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from paxserve.engine.host_tier import HostTier
 from paxserve.engine.kv_cache import PagePool
 from paxserve.engine.request import expand_choices
 from paxserve.engine.scheduler import Scheduler
@@ -36,6 +37,8 @@ class Device:
     def __init__(self, num_pages, page_size, salt):
         self.page_size = page_size
         self.cells = [[EMPTY] * page_size for _ in range(num_pages)]
+        self.slots = {}
+        """What each place in host memory holds."""
         self.salt = salt
         self.outputs = {}
         """Every token ever sampled, by (request id, choice)."""
@@ -56,7 +59,12 @@ class Device:
         return random.Random(f"{self.salt} {request.seed} {position}").choice([EOS, STOP, 5, 5, 5, 6, 6, 7])
 
     def run(self, step, sources, pool):
-        """Copy pages, check what rows will read, write what they compute, sample."""
+        """Save, load and copy pages, check what rows will read, write what they compute, sample."""
+        self.save(step.page_saves)
+        targets = [page for _, page in step.page_loads]
+        assert len(set(targets)) == len(targets), "one page is to hold two loads"
+        for slot, page in step.page_loads:
+            self.cells[page] = list(self.slots[slot])
         targets = [target for _, target in step.page_copies]
         assert len(set(targets)) == len(targets), "one page is to hold two copies"
         for source, target in step.page_copies:
@@ -70,6 +78,10 @@ class Device:
             others = [r for r, pages in read.items() if r is not writer and page in pages]
             assert not others, f"page {page} is written while another row reads it"
         return [self._compute(row, plan, sources[row.request.request_id]) for row, plan in plans]
+
+    def save(self, saves):
+        for page, slot in saves:
+            self.slots[slot] = list(self.cells[page])
 
     def _plan(self, row, source, pool, written):
         request, size = row.request, self.page_size
@@ -120,9 +132,14 @@ class EngineMachine(RuleBasedStateMachine):
         depth=st.sampled_from([1, 2, 2, 3]),
         salt=st.integers(0, 10**6),
         partial=st.sampled_from([(1, 1, 0), (1, 1, 0), (1, 1, 3), (2, 1, 3), (3, 3, 2)]),
+        num_slots=st.sampled_from([0, 1, 3, 8, 30]),
     )
-    def start(self, num_pages, page_size, max_num_seqs, budget, chunked, caching, max_model_len, depth, salt, partial):
-        self.pool = PagePool(num_pages, page_size, enable_prefix_caching=caching)
+    def start(
+        self, num_pages, page_size, max_num_seqs, budget, chunked, caching, max_model_len, depth, salt, partial,
+        num_slots=0,
+    ):  # fmt: skip
+        host = HostTier(num_slots) if caching and num_slots else None
+        self.pool = PagePool(num_pages, page_size, enable_prefix_caching=caching, host=host)
         num_partial, num_long, self.threshold = partial if chunked else (1, 1, 0)
         self.scheduler = Scheduler(
             self.pool, max_num_seqs=max_num_seqs, max_num_batched_tokens=max(budget, max_num_seqs),
@@ -230,6 +247,10 @@ class EngineMachine(RuleBasedStateMachine):
     def evict(self, data):
         """Somebody else takes free pages for a moment: what they held is gone."""
         pages = self.pool.allocate(data.draw(st.integers(1, self.pool.num_free)))
+        if self.pool.host is not None:
+            saves, loads = self.pool.host.take_moves()
+            assert not loads
+            self.device.save(saves)
         for page in pages:
             self.device.cells[page] = [EMPTY] * self.pool.page_size
         self.pool.release(pages)
@@ -306,6 +327,7 @@ class EngineMachine(RuleBasedStateMachine):
         stats = scheduler.stats()
         assert 0 <= stats.wasted_tokens <= len(scheduler.running) * self.pool.page_size
         assert stats.prefix_cache_hits <= stats.prefix_cache_queries
+        assert stats.offloaded_hits <= stats.offloaded_queries <= stats.prefix_cache_queries
 
     @invariant()
     def cached_pages_hold_what_their_hash_says(self):
@@ -319,6 +341,22 @@ class EngineMachine(RuleBasedStateMachine):
                 for offset, token in enumerate(request.token_ids[start * size : (start + 1) * size]):
                     prefix = self.device.prefix(prefix, token)
                     assert self.device.cells[page][offset] is prefix
+
+    @invariant()
+    def offloaded_pages_hold_what_their_hash_says(self):
+        host, size = self.pool.host, self.pool.page_size
+        if host is None:
+            return
+        coming = {slot: page for page, slot in host.pending_saves}
+        for request in (*self.scheduler.running, *self.scheduler.waiting):
+            prefix = root_of(self.sources[request.request_id])
+            hashes = request.page_hashes(len(request.token_ids) // size, size)
+            for start, digest in enumerate(host.find(hashes)):
+                slot = host.slot_of(digest)
+                held = self.device.cells[coming[slot]] if slot in coming else self.device.slots[slot]
+                for offset, token in enumerate(request.token_ids[start * size : (start + 1) * size]):
+                    prefix = self.device.prefix(prefix, token)
+                    assert held[offset] is prefix
 
     def teardown(self):
         if not hasattr(self, "scheduler"):
