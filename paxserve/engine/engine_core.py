@@ -61,12 +61,8 @@ class EngineCore(Profiling):
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
         config = settle_backend(config, model, max_model_len, was_auto=is_backend_open)
         clock.end("load")
-        num_pages = count_pages(config, model.cache_spec, max_model_len, partial(kv_pool_bytes, config, platform))
-        pool = _page_pool(config, num_pages, model.cache_spec)
-        self.runner = ModelRunner(
-            model, config, num_pages=num_pages, max_model_len=max_model_len, mesh=mesh,
-            num_host_pages=0 if pool.host is None else pool.host.num_slots,
-        )  # fmt: skip
+        pool = _page_pool(config, platform, model.cache_spec, max_model_len)
+        self.runner = ModelRunner(model, config, pool, max_model_len=max_model_len, mesh=mesh)
         self.runner.compile(cache_folder)
         clock.end("compile")
         max_num_seqs, budget = config.scheduler.limits
@@ -76,7 +72,7 @@ class EngineCore(Profiling):
             max_model_len=max_model_len,
             max_sequence_tokens=self.scheduler.max_sequence_tokens,
             vocab_size=self.runner.shape.vocab_size,
-            num_pages=num_pages,
+            num_pages=pool.num_pages,
             page_size=config.cache.block_size,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
@@ -98,7 +94,7 @@ class EngineCore(Profiling):
         self._seconds: dict[str, float] = dict.fromkeys(("schedule", "launch", "wait", "process"), 0.0)
         self._compilations = CompilationCounter()
         logger.info(
-            "Ready: %d pages of %d tokens, %s", num_pages, config.cache.block_size,
+            "Ready: %d pages of %d tokens, %s", pool.num_pages, config.cache.block_size,
             ", ".join(f"{name} {seconds:.1f} s" for name, seconds in clock.seconds.items()),
         )  # fmt: skip
 
@@ -230,14 +226,11 @@ def _host_tier(config: EngineConfig, spec: Any) -> HostTier | None:
     return HostTier(size // page_bytes)
 
 
-def _page_pool(config: EngineConfig, num_pages: int, spec: Any) -> PagePool:
+def _page_pool(config: EngineConfig, platform: Any, spec: Any, max_model_len: int) -> PagePool:
     cache = config.cache
-    return PagePool(
-        num_pages,
-        cache.block_size,
-        enable_prefix_caching=cache.enable_prefix_caching,
-        host=_host_tier(config, spec),
-    )
+    num_pages = count_pages(config, spec, max_model_len, partial(kv_pool_bytes, config, platform))
+    host = _host_tier(config, spec)
+    return PagePool(num_pages, cache.block_size, enable_prefix_caching=cache.enable_prefix_caching, host=host)
 
 
 def count_pages(config: EngineConfig, spec: Any, max_model_len: int, pool_bytes_allowed: Callable[[], int]) -> int:

@@ -27,6 +27,11 @@ class PagePool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
 
     @property
+    def num_host_slots(self) -> int:
+        """Evicted pages that host memory has room for."""
+        return 0 if self.host is None else self.host.num_slots
+
+    @property
     def num_free(self) -> int:
         """Pages that no request holds, cached ones included."""
         return len(self._free)

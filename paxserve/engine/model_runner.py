@@ -14,6 +14,7 @@ from paxserve.config import EngineConfig
 from paxserve.engine.batch import Layout, SlotTable, needs_rich, pack
 from paxserve.engine.buckets import fitting
 from paxserve.engine.host_pages import HostPages
+from paxserve.engine.kv_cache import PagePool
 from paxserve.engine.logit_bias import BiasState, bias_row, bias_state
 from paxserve.engine.program_cache import ProgramCache
 from paxserve.engine.program_specs import NUM_COPIES, NUM_MOVES, NUM_UPDATES, ProgramSpecs
@@ -36,22 +37,16 @@ class ModelRunner:
     """Owns the weights, the KV pool and the device state of one engine."""
 
     def __init__(
-        self,
-        model: nnx.Module,
-        config: EngineConfig,
-        *,
-        num_pages: int,
-        max_model_len: int,
-        num_host_pages: int = 0,
-        mesh: Mesh | None = None,
+        self, model: nnx.Module, config: EngineConfig, pages: PagePool, *, max_model_len: int, mesh: Mesh | None = None
     ) -> None:
-        """`num_host_pages` is how many evicted pages there is room for in host memory."""
-        self._specs = ProgramSpecs(model, config, num_pages=num_pages, max_model_len=max_model_len, mesh=mesh)
+        """`pages` says how many there are, on the device and in host memory; who holds them is none of its business."""
+        self._specs = ProgramSpecs(model, config, num_pages=pages.num_pages, max_model_len=max_model_len, mesh=mesh)
         self.shape = self._specs.shape
         self._weights = jax.tree.leaves(nnx.state(model))
         self._slots = SlotTable(self.shape.num_slots, self.shape.max_pages)
         self._bias_states: dict[int, tuple[Request, BiasState]] = {}
-        self._host_pages = HostPages(num_host_pages, self._specs.moved_pages) if num_host_pages else None
+        has_host = pages.num_host_slots > 0
+        self._host_pages = HostPages(pages.num_host_slots, self._specs.moved_pages) if has_host else None
         self._programs: Programs
         self._pool: Any = None
         self._state: DeviceState
