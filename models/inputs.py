@@ -39,6 +39,8 @@ class CacheSpec:
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    is_latent: bool = False
+    """Keys alone are kept; values are the beginnings of them."""
     page_divides: int | None = None
     """A number of tokens that must be a whole number of pages."""
 
@@ -64,16 +66,18 @@ class PagedKVCache:
         layer: int | Int32[Array, ""],
         q: Float[Array, "T N H"],
         k: Float[Array, "T K H"],
-        v: Float[Array, "T K H"],
+        v: Float[Array, "T K H"] | None,
         *,
         scale: float,
         window: int | Int32[Array, ""] | None = None,
         softcap: float | None = None,
         sinks: Float[Array, " N"] | None = None,
-    ) -> tuple[Float[Array, "T N H"], Self]:
+        value_dim: int | None = None,
+    ) -> tuple[Float[Array, "T N V"], Self]:
         """Write k and v into their pages, attend causally over each row's pages.
 
         `window` W lets a query at position p see positions (p - W, p]; None or 0 is no window.
+        Without v, values are the first `value_dim` channels of keys.
         """
         # A constant window stays one: kernels leave out what it makes needless.
         constant = window if window is None or isinstance(window, int) else None
@@ -84,22 +88,26 @@ class PagedKVCache:
             own = constant if traced is None else traced
             return ragged_paged_attention(
                 q, k, v, pool, layer, metadata,
-                scale=scale, window=own, softcap=softcap, sinks=sinks, backend=self.backend,
+                scale=scale, window=own, softcap=softcap, sinks=sinks, value_dim=value_dim, backend=self.backend,
             )  # fmt: skip
 
         if self.mesh is not None and self.mesh.shape[TENSOR] > 1:
-            attention = self._on_each_shard(attention, self.mesh)
+            attention = self._on_each_shard(attention, self.mesh, is_latent=v is None)
         out, pool = attention(q, k, v, self.pool, jnp.asarray(layer, jnp.int32), self.metadata, sinks, traced)
         return out, dataclasses.replace(self, pool=pool)
 
-    def _on_each_shard(self, attention: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
-        """The same attention, each device with its own kv heads and their query heads: kernels know of no mesh."""
+    def _on_each_shard(self, attention: Callable[..., Any], mesh: Mesh, *, is_latent: bool) -> Callable[..., Any]:
+        """The same attention, each device with its own kv heads and their query heads: kernels know of no mesh.
+
+        Latents are one kv head for all query heads: every device has them all.
+        """
         heads, sinks, everywhere = partition_spec((None, "heads")), partition_spec(("heads",)), PartitionSpec()
-        pool = pool_sharding(mesh, kv_head_axis(self.backend)).spec
+        kv_heads = everywhere if is_latent else heads
+        pool = everywhere if is_latent else pool_sharding(mesh, kv_head_axis(self.backend)).spec
         return jax.shard_map(
             attention,
             mesh=mesh,
-            in_specs=(heads, heads, heads, pool, everywhere, everywhere, sinks, everywhere),
+            in_specs=(heads, kv_heads, kv_heads, pool, everywhere, everywhere, sinks, everywhere),
             out_specs=(heads, pool),
             check_vma=False,
         )

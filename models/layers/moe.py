@@ -3,13 +3,15 @@
 Tokens are sorted by expert, so that each expert multiplies its own and no others. No token is dropped.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int32
 
 from models.inputs import PagedKVCache
@@ -17,6 +19,8 @@ from models.layers.activations import activation
 from models.layers.choice import LayerChoice, LayerStack, use_weight
 from models.layers.initializer import Initializer
 from pallas_kernels.grouped_matmul import grouped_matmul
+from sharding.mesh import TENSOR
+from sharding.rules import partition_spec
 
 Gating = Callable[[Float[Array, "R F"], Float[Array, "R F"]], Float[Array, "R F"]]
 
@@ -132,7 +136,12 @@ class Experts(nnx.Module):
         """Tokens are multiplied by their weights before the experts instead of behind them."""
 
     def __call__(
-        self, x: Float[Array, "T D"], routing: Routing, is_real: Bool[Array, " T"], backend: str
+        self,
+        x: Float[Array, "T D"],
+        routing: Routing,
+        is_real: Bool[Array, " T"],
+        backend: str,
+        mesh: Mesh | None = None,
     ) -> Float[Array, "T D"]:
         """The weighted sum of each token's experts; zeros for padding tokens, which go to none."""
         num_tokens, top_k = routing.experts.shape
@@ -146,13 +155,15 @@ class Experts(nnx.Module):
         if self.weigh_inputs:
             rows = rows * weights.reshape(-1)[order].astype(x.dtype)[:, None]
 
-        # 2. The experts.
-        def multiply(rows: Array, matrices: nnx.Param, bias: nnx.Param | None) -> Array:
-            out = _multiply(rows, matrices.get_value(), sizes, backend)
-            return out if bias is None else out + use_weight(bias.get_value(), lambda bias: bias[own])
-
-        hidden = self.gating(multiply(rows, self.gate, self.gate_bias), multiply(rows, self.up, self.up_bias))
-        results = multiply(hidden, self.down, self.down_bias)
+        # 2. The experts; on several devices, each with its own columns of all of them.
+        inner = {name: getattr(self, name) for name in ("gate", "up", "down", "gate_bias", "up_bias")}
+        inner = {name: param.get_value() for name, param in inner.items() if param is not None}
+        multiply = partial(self._multiply, backend)
+        if mesh is not None and mesh.shape[TENSOR] > 1:
+            multiply = self._on_each_shard(multiply, mesh, inner)
+        results = multiply(rows, sizes, own, inner)
+        if self.down_bias is not None:
+            results = results + _rows_of(self.down_bias.get_value(), own)
 
         # 3. Back to the tokens' order, and together.
         results = results[jnp.argsort(order)].reshape(num_tokens, top_k, -1)
@@ -160,8 +171,44 @@ class Experts(nnx.Module):
         total = jnp.sum(results if self.weigh_inputs else results * weights[:, :, None], axis=1)
         return total.astype(x.dtype)
 
+    def _multiply(
+        self, backend: str, rows: Float[Array, "R D"], sizes: Array, own: Array, inner: Mapping[str, Any]
+    ) -> Float[Array, "R D"]:
+        """What each row's expert makes of it, but for the last bias."""
 
-def _multiply(
+        def product(rows: Array, name: str) -> Array:
+            out = _grouped(rows, inner[name], sizes, backend)
+            return out + _rows_of(inner[f"{name}_bias"], own) if f"{name}_bias" in inner else out
+
+        return product(self.gating(product(rows, "gate"), product(rows, "up")), "down")
+
+    def _on_each_shard(
+        self, multiply: Callable[..., Array], mesh: Mesh, inner: Mapping[str, Any]
+    ) -> Callable[..., Array]:
+        """The same, each device with its share of the "mlp" axis: kernels know of no mesh. One sum joins them."""
+
+        def spec(name: str, array: Array) -> PartitionSpec:
+            axes = getattr(self, name).get_metadata("out_sharding")
+            axes = axes[axes.index("expert") + 1 :] if array.ndim else ()
+            return partition_spec((*[None] * (array.ndim - len(axes)), *axes))
+
+        specs = {name: jax.tree.map(partial(spec, name), value) for name, value in inner.items()}
+        everywhere = PartitionSpec()
+
+        def share(*arrays: Any) -> Array:
+            return jax.lax.psum(multiply(*arrays), TENSOR)
+
+        return jax.shard_map(
+            share, mesh=mesh, in_specs=(everywhere, everywhere, everywhere, specs), out_specs=everywhere,
+            check_vma=False,
+        )  # fmt: skip
+
+
+def _rows_of(values: Array | LayerChoice | LayerStack, own: Int32[Array, " R"]) -> Float[Array, "R N"]:
+    return use_weight(values, lambda values: values[own])
+
+
+def _grouped(
     rows: Float[Array, "R K"], matrices: Array | LayerChoice | LayerStack, sizes: Int32[Array, " E"], backend: str
 ) -> Float[Array, "R N"]:
     """The grouped product, of one layer's experts among those of all layers where they lie in one array."""
@@ -190,7 +237,7 @@ class SparseMLP(nnx.Module):
     def __call__(self, x: Float[Array, "T D"], cache: PagedKVCache) -> Float[Array, "T D"]:
         """The block's output, without the residual; `cache` says which tokens are real and how to multiply."""
         is_real = jnp.arange(x.shape[0], dtype=jnp.int32) < cache.metadata.cu_q_lens[-1]
-        out = self.experts(x, self.router(x), is_real, cache.expert_backend)
+        out = self.experts(x, self.router(x), is_real, cache.expert_backend, cache.mesh)
         if self.shared is None:
             return out
         shared = self.shared(x)

@@ -37,9 +37,9 @@ def stored(*names: str, otherwise: str = "") -> Source:
     return Source(names, "as_stored", otherwise=otherwise)
 
 
-def transposed(*names: str) -> Source:
+def transposed(*names: str, otherwise: str = "") -> Source:
     """A matrix that torch stores [out, in], or matrices of experts that it stores [experts, out, in]."""
-    return Source(names, "out_in")
+    return Source(names, "out_in", otherwise=otherwise)
 
 
 def dealt(name: str, *, is_matrix: bool) -> Source:

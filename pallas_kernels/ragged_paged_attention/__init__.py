@@ -46,11 +46,20 @@ def _backend(name: str) -> ModuleType:
 
 
 def make_pool(
-    backend: str, *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: Any
+    backend: str,
+    *,
+    num_layers: int,
+    num_pages: int,
+    page_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: Any,
+    is_latent: bool = False,
 ) -> Any:
     """A zeroed KV pool: a pytree of arrays `[layers, pages, ...]` whose layout belongs to the backend.
 
-    Pages of int8 and float8_e4m3fn come with their scales (`quantisation`).
+    Pages of int8 and float8_e4m3fn come with their scales (`quantisation`). A latent pool keeps one vector a token,
+    for `ragged_paged_attention` without values.
     """
     sizes = {
         "num_layers": num_layers,
@@ -62,7 +71,9 @@ def make_pool(
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} must be at least 1, got {size}.")
-    return _backend(backend).make_pool(**sizes, dtype=dtype)
+    if is_latent and num_kv_heads != 1:
+        raise ValueError(f"a latent pool has one kv head, got {num_kv_heads}.")
+    return _backend(backend).make_pool(**sizes, dtype=dtype, is_latent=is_latent)
 
 
 def kv_head_axis(backend: str) -> int:
@@ -74,14 +85,21 @@ def kv_head_axis(backend: str) -> int:
 
 
 def pool_bytes_per_page(
-    backend: str, *, num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: Any
+    backend: str,
+    *,
+    num_layers: int,
+    page_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: Any,
+    is_latent: bool = False,
 ) -> int:
     """Bytes that one page takes in a pool of the backend, over all layers."""
 
     def one_page() -> Any:
         return make_pool(
             backend, num_layers=num_layers, num_pages=1, page_size=page_size, num_kv_heads=num_kv_heads,
-            head_dim=head_dim, dtype=dtype,
+            head_dim=head_dim, dtype=dtype, is_latent=is_latent,
         )  # fmt: skip
 
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(one_page)))
@@ -114,7 +132,7 @@ def import_pages(pool: Any, pages: Int32[Array, " n"], content: PageContent, bac
 def ragged_paged_attention(
     q: Float[Array, "T N H"],
     k: Float[Array, "T K H"],
-    v: Float[Array, "T K H"],
+    v: Float[Array, "T K H"] | None,
     pool: Any,
     layer: int | Int32[Array, ""],
     metadata: AttentionMetadata,
@@ -123,31 +141,40 @@ def ragged_paged_attention(
     window: int | Int32[Array, ""] | None = None,
     softcap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
+    value_dim: int | None = None,
     backend: str = "xla",
-) -> tuple[Float[Array, "T N H"], Any]:
+) -> tuple[Float[Array, "T N V"], Any]:
     """Causal attention of each row's query tokens over its pages, and the pool with k and v written.
 
     Query head n reads kv head `n // (N // K)`. A `window` W > 0 lets position p see (p - W, p]; logits become
     `softcap * tanh(logits / softcap)`; `sinks` are logits that join the softmax's denominator only.
+
+    With v None, the pool is a latent one: the first `value_dim` channels of a key are the value too, and the result's.
     """
     _check(q, k, v, metadata, softcap, sinks)
+    size = q.shape[2] if value_dim is None else value_dim
+    if (v is None) != (value_dim is not None) or not 1 <= size <= q.shape[2]:
+        raise ValueError(f"value_dim must be given instead of v, from 1 to {q.shape[2]}, got {value_dim}.")
+    if v is None and k.shape[1] != 1:
+        raise ValueError(f"latent attention has one kv head, got {k.shape[1]}.")
     if isinstance(window, int) and window <= 0:
         window = None
     return _backend(backend).ragged_paged_attention(
-        q, k, v, pool, layer, metadata, scale=scale, window=window, softcap=softcap, sinks=sinks
+        q, k, v, pool, layer, metadata, scale=scale, window=window, softcap=softcap, sinks=sinks, value_dim=value_dim
     )
 
 
 def _check(
     q: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     metadata: AttentionMetadata,
     softcap: float | None,
     sinks: jax.Array | None,
 ) -> None:
-    if q.ndim != 3 or k.ndim != 3 or k.shape != v.shape or (q.shape[0], q.shape[2]) != (k.shape[0], k.shape[2]):
-        raise ValueError(f"q [T, N, H] and k, v [T, K, H] must agree, got {q.shape}, {k.shape}, {v.shape}.")
+    shapes = [q.shape, k.shape, k.shape if v is None else v.shape]
+    if q.ndim != 3 or k.ndim != 3 or shapes[1] != shapes[2] or (q.shape[0], q.shape[2]) != (k.shape[0], k.shape[2]):
+        raise ValueError("q [T, N, H] and k, v [T, K, H] must agree, got {}, {}, {}.".format(*shapes))
     if q.shape[1] % k.shape[1]:
         raise ValueError(f"query heads must be a multiple of kv heads, got {q.shape[1]}, {k.shape[1]}.")
     num_rows = metadata.kv_lens.shape[0]

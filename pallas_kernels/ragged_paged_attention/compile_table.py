@@ -33,6 +33,8 @@ class Model(NamedTuple):
     window: int | None = None
     softcap: float | None = None
     has_sinks: bool = False
+    value_dim: int | None = None
+    """Of latent attention."""
 
 
 MODELS = {
@@ -44,6 +46,8 @@ MODELS = {
     "Phi-3-like": Model(32, 32, 96),
     "Phi-2-like": Model(32, 32, 80),
     "Falcon-like (MQA)": Model(71, 1, 64),
+    "DeepSeek-V3 (latents)": Model(128, 1, 576, value_dim=512),
+    "DeepSeek-V3 (latents), an eighth": Model(16, 1, 576, value_dim=512),
 }
 
 
@@ -91,15 +95,17 @@ def lower(case: Case) -> tuple[Any, int]:
         return tpu.make_pool(
             num_layers=case.num_layers, num_pages=8192 // case.page_size, page_size=case.page_size,
             num_kv_heads=model.num_kv_heads, head_dim=model.head_dim, dtype=case.dtype,
+            is_latent=model.value_dim is not None,
         )  # fmt: skip
 
     def step(pool: Any, q: jax.Array, k: jax.Array, v: jax.Array, metadata: Any, sinks: Any) -> Any:
         def layer(carry: tuple[jax.Array, Any], index: jax.Array) -> tuple[tuple[jax.Array, Any], None]:
             q, pool = carry
-            return tpu.ragged_paged_attention(
-                q, k, v, pool, index, metadata, scale=model.head_dim**-0.5, window=model.window,
-                softcap=model.softcap, sinks=sinks,
-            ), None  # fmt: skip
+            out, pool = tpu.ragged_paged_attention(
+                q, k, v if model.value_dim is None else None, pool, index, metadata, scale=model.head_dim**-0.5,
+                window=model.window, softcap=model.softcap, sinks=sinks, value_dim=model.value_dim,
+            )  # fmt: skip
+            return (jnp.pad(out, ((0, 0), (0, 0), (0, model.head_dim - out.shape[-1]))), pool), None
 
         return jax.lax.scan(layer, (q, pool), jnp.arange(case.num_layers))[0]
 

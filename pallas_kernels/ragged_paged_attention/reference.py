@@ -17,10 +17,17 @@ KV_HEAD_AXIS = 4
 
 
 def make_pool(
-    *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: Any
-) -> Float[Array, "L pages page_size 2 K H"] | QuantisedPool:
+    *,
+    num_layers: int,
+    num_pages: int,
+    page_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: Any,
+    is_latent: bool = False,
+) -> Float[Array, "L pages page_size planes K H"] | QuantisedPool:
     """A zeroed pool: one array, keys and values of a token side by side, and one of their scales if quantised."""
-    pages = jnp.zeros((num_layers, num_pages, page_size, 2, num_kv_heads, head_dim), dtype)
+    pages = jnp.zeros((num_layers, num_pages, page_size, 1 if is_latent else 2, num_kv_heads, head_dim), dtype)
     return QuantisedPool(pages, jnp.zeros(pages.shape[:-1])) if is_quantised(dtype) else pages
 
 
@@ -41,8 +48,8 @@ def pack_pages(content: PageContent) -> Any:
 def ragged_paged_attention(
     q: Float[Array, "T N H"],
     k: Float[Array, "T K H"],
-    v: Float[Array, "T K H"],
-    pool: Float[Array, "L pages page_size 2 K H"] | QuantisedPool,
+    v: Float[Array, "T K H"] | None,
+    pool: Float[Array, "L pages page_size planes K H"] | QuantisedPool,
     layer: int | Int32[Array, ""],
     metadata: AttentionMetadata,
     *,
@@ -50,7 +57,8 @@ def ragged_paged_attention(
     window: int | Int32[Array, ""] | None,
     softcap: float | None,
     sinks: Float[Array, " N"] | None,
-) -> tuple[Float[Array, "T N H"], Float[Array, "L pages page_size 2 K H"] | QuantisedPool]:
+    value_dim: int | None = None,
+) -> tuple[Float[Array, "T N V"], Float[Array, "L pages page_size planes K H"] | QuantisedPool]:
     """Attention of every query token, and the pool with this step's keys and values."""
     (num_tokens, num_heads, head_dim), num_kv_heads = q.shape, k.shape[1]
     num_pages, page_size = jax.tree.leaves(pool)[0].shape[1:3]
@@ -58,8 +66,7 @@ def ragged_paged_attention(
 
     pages = metadata.page_table[places.rows, places.positions // page_size]
     pages = jnp.where(places.is_real, pages, num_pages)  # out of range: a padding token is not written
-    new = jnp.stack([k, v], axis=1)
-    target = (layer, pages, places.positions % page_size)
+    new, target = jnp.stack([k] if v is None else [k, v], axis=1), (layer, pages, places.positions % page_size)
     if isinstance(pool, QuantisedPool):
         values, scales = quantise(new, pool.pages.dtype)
         pool = QuantisedPool(
@@ -68,13 +75,12 @@ def ragged_paged_attention(
     else:
         pool = pool.at[target].set(new.astype(pool.dtype), mode="drop")
 
-    def cached_tokens(row: Array) -> Float[Array, "S 2 K H"]:
-        where = (layer, metadata.page_table[row])
-        if isinstance(pool, QuantisedPool):
-            cached = pool.pages[where].astype(jnp.float32) * pool.scales[where][..., None]
-        else:
-            cached = pool[where].astype(jnp.float32)
-        return cached.reshape(-1, 2, num_kv_heads, head_dim)
+    def cached_tokens(row: Array) -> Float[Array, "S planes K H"]:
+        pages, scales = pool if isinstance(pool, QuantisedPool) else (pool, None)
+        cached = pages[layer, metadata.page_table[row]].astype(jnp.float32)
+        if scales is not None:
+            cached = cached * scales[layer, metadata.page_table[row]][..., None]
+        return cached.reshape(-1, new.shape[1], num_kv_heads, head_dim)
 
     def attend(token: tuple[Array, Array, Array, Array]) -> Array:
         query, row, position, is_real = token
@@ -83,7 +89,8 @@ def ragged_paged_attention(
         visible = (kv_positions <= position) & is_real
         if window is not None:
             visible &= (kv_positions > position - window) | (jnp.asarray(window) <= 0)
-        keys, values = jnp.moveaxis(jnp.where(visible[:, None, None, None], cached, 0.0), 1, 0)  # [S, K, H] each
+        cached = jnp.where(visible[:, None, None, None], cached, 0.0)
+        keys, values = cached[:, 0], cached[:, -1, :, :value_dim]  # [S, K, H] and [S, K, V]
         query = jnp.where(is_real, query, 0.0).astype(jnp.float32).reshape(num_kv_heads, -1, head_dim)
         logits = scale * jnp.einsum("kgh,skh->kgs", query, keys).reshape(num_heads, -1)
         if softcap is not None:
@@ -94,7 +101,7 @@ def ragged_paged_attention(
         weights = jnp.exp(logits - jnp.where(is_real, peak, 0.0))
         total = jnp.sum(weights, axis=1, keepdims=True) + jnp.where(is_real, jnp.exp(sink - peak), 1.0)
         weights = (weights / total).reshape(num_kv_heads, -1, weights.shape[1])
-        return jnp.einsum("kgs,skh->kgh", weights, values).reshape(num_heads, head_dim)
+        return jnp.einsum("kgs,skh->kgh", weights, values).reshape(num_heads, -1)
 
     out = jax.lax.map(attend, (q, places.rows, places.positions, places.is_real))
     return out.astype(q.dtype), pool

@@ -29,16 +29,26 @@ KV_HEAD_AXIS = 2
 
 
 def make_pool(
-    *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: Any
+    *,
+    num_layers: int,
+    num_pages: int,
+    page_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: Any,
+    is_latent: bool = False,
 ) -> Float[Array, "L pages K page_size C"] | QuantisedPool:
     """A zeroed pool: one array, a token's key and value side by side in lanes.
 
     Scales are `[L, pages, rows, lanes]`: a row for a head's keys, then one for its values, a page's tokens in lanes.
     """
     tpu_tuning.check_pages(page_size, dtype)
-    pages = jnp.zeros((num_layers, num_pages, num_kv_heads, page_size, PageLayout(head_dim).lanes), dtype)
+    layout = PageLayout(head_dim, is_latent)
+    pages = jnp.zeros((num_layers, num_pages, num_kv_heads, page_size, layout.lanes), dtype)
     if not is_quantised(dtype):
         return pages
+    if is_latent:
+        raise NotImplementedError(f"The tpu backend holds latents in bfloat16 or float32, got {jnp.dtype(dtype)}.")
     shape = (num_layers, num_pages, scale_rows(num_kv_heads), round_up(page_size, LANES))
     return QuantisedPool(pages, jnp.zeros(shape))
 
@@ -46,8 +56,10 @@ def make_pool(
 def unpack_pages(taken: Any, head_dim: int) -> PageContent:
     """The content of pages `[L, n, ...]` cut out of a pool."""
     pages, scales = taken if isinstance(taken, QuantisedPool) else (taken, None)
-    start, (num_layers, num_pages, num_kv_heads, page_size, _) = PageLayout(head_dim).value_start, pages.shape
-    planes = jnp.stack([pages[..., :head_dim], pages[..., start : start + head_dim]])  # [2, L, n, K, page_size, H]
+    num_layers, num_pages, num_kv_heads, page_size, lanes = pages.shape
+    # A latent of up to 64 channels has as many lanes as a key and a value; it leaves as a key and a value of zeros.
+    starts = [0] if lanes < PageLayout(head_dim).lanes else [0, PageLayout(head_dim).value_start]
+    planes = jnp.stack([pages[..., start : start + head_dim] for start in starts])  # [planes, L, n, K, page_size, H]
     values = jnp.transpose(planes, (2, 1, 0, 4, 3, 5))
     if scales is None:
         return PageContent(values, None)
@@ -57,8 +69,8 @@ def unpack_pages(taken: Any, head_dim: int) -> PageContent:
 
 def pack_pages(content: PageContent) -> Any:
     """`unpack_pages` undone."""
-    keys, values = jnp.transpose(content.values, (2, 1, 0, 4, 3, 5))
-    pages = _place(keys, values, PageLayout(keys.shape[-1]))
+    keys, *rest = jnp.transpose(content.values, (2, 1, 0, 4, 3, 5))
+    pages = _place(keys, rest[0] if rest else None, PageLayout(keys.shape[-1], is_latent=not rest))
     if content.scales is None:
         return pages
     scales = jnp.transpose(content.scales, (1, 0, 4, 2, 3))  # [L, n, K, 2, page_size]
@@ -71,7 +83,7 @@ def pack_pages(content: PageContent) -> Any:
 def ragged_paged_attention(
     q: Float[Array, "T N H"],
     k: Float[Array, "T K H"],
-    v: Float[Array, "T K H"],
+    v: Float[Array, "T K H"] | None,
     pool: Float[Array, "L pages K page_size C"] | QuantisedPool,
     layer: int | Int32[Array, ""],
     metadata: AttentionMetadata,
@@ -80,6 +92,7 @@ def ragged_paged_attention(
     window: int | Int32[Array, ""] | None,
     softcap: float | None,
     sinks: Float[Array, " N"] | None,
+    value_dim: int | None = None,
     interpret: Any = False,
     config: Config | None = None,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "L pages K page_size C"] | QuantisedPool]:
@@ -91,7 +104,8 @@ def ragged_paged_attention(
     (num_tokens, num_heads, head_dim), num_kv_heads = q.shape, k.shape[1]
     num_rows, width = metadata.page_table.shape
     pages = jax.tree.leaves(pool)[0]
-    shape = Shape(num_tokens, num_rows, num_heads, num_kv_heads, head_dim, pages.shape[3], width, pages.dtype)
+    sizes = (num_tokens, num_rows, num_heads, num_kv_heads, head_dim, pages.shape[3], width, pages.dtype)
+    shape = Shape(*sizes, is_latent=v is None)
     chip = tpu_tuning.INTERPRETED if interpret else Chip.current()
     config = tpu_tuning.choose(shape, chip) if config is None else config
     metadata = AttentionMetadata(*(x.astype(jnp.int32) for x in metadata))
@@ -124,14 +138,15 @@ def ragged_paged_attention(
     )  # fmt: skip
     pool = jax.tree.unflatten(jax.tree.structure(pool), leaves)
     first = shape.layout.result_start
-    return out[:num_tokens, :, :, first : first + head_dim].reshape(q.shape).astype(q.dtype), pool
+    out = out[:num_tokens, :, :, first : first + (value_dim or head_dim)]
+    return out.reshape(*q.shape[:2], -1).astype(q.dtype), pool
 
 
 def _new(
-    k: Float[Array, "T K H"], v: Float[Array, "T K H"], padding: int, shape: Shape, config: Config
+    k: Float[Array, "T K H"], v: Float[Array, "T K H"] | None, padding: int, shape: Shape, config: Config
 ) -> tpu_decode.New:
     """The step's keys and values as the kernels take them, `padding` tokens more for decode rows."""
-    if not shape.is_quantised:
+    if v is None or not shape.is_quantised:
         new = _place(k, v, shape.layout).astype(shape.pool_dtype)
         return tpu_decode.New(_pad_first(new, padding), tpu_write.pad_new(new.astype(jnp.float32), config.write_tokens))
     (keys, key_scales), (values, value_scales) = quantise(k, shape.pool_dtype), quantise(v, shape.pool_dtype)
@@ -156,8 +171,10 @@ def _pad_last(x: jax.Array, size: int) -> jax.Array:
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])
 
 
-def _place(k: Float[Array, "*N H"], v: Float[Array, "*N H"], layout: PageLayout) -> Float[Array, "*N C"]:
-    """Keys and values as they lie in a page."""
+def _place(k: Float[Array, "*N H"], v: Float[Array, "*N H"] | None, layout: PageLayout) -> Float[Array, "*N C"]:
+    """Keys and values as they lie in a page, or keys alone."""
+    if v is None:
+        return _pad_last(k, layout.lanes)
     key = _pad_last(k, layout.value_start)
     return jnp.concatenate([key, _pad_last(v, layout.lanes - layout.value_start)], axis=-1)
 

@@ -45,16 +45,18 @@ class PageLayout(NamedTuple):
     """
 
     head_dim: int
+    is_latent: bool = False
+    """The value is the beginning of the key, and takes no lanes of its own."""
 
     @property
     def is_packed(self) -> bool:
         """Whether key and value share one row of lanes."""
-        return self.head_dim <= LANES // 2
+        return self.is_latent or self.head_dim <= LANES // 2
 
     @property
     def lanes(self) -> int:
         """Lanes of a token's key and value together."""
-        return LANES if self.is_packed else 2 * self.head_lanes
+        return self.head_lanes if self.is_packed else 2 * self.head_lanes
 
     @property
     def head_lanes(self) -> int:
@@ -64,6 +66,8 @@ class PageLayout(NamedTuple):
     @property
     def value_start(self) -> int:
         """The lane at which the value begins."""
+        if self.is_latent:
+            return 0
         return LANES // 2 if self.is_packed else self.head_lanes
 
     @property
@@ -106,11 +110,12 @@ class Shape(NamedTuple):
     page_size: int
     table_width: int
     pool_dtype: Any
+    is_latent: bool = False
 
     @property
     def layout(self) -> PageLayout:
         """How a token lies in a page."""
-        return PageLayout(self.head_dim)
+        return PageLayout(self.head_dim, self.is_latent)
 
     @property
     def groups(self) -> int:

@@ -25,7 +25,7 @@ HELD = {jnp.dtype(bits): dtype for dtype, bits in BITS.items()}
 """Types that bits stand for."""
 
 PAGE_FIRST = (1, 0, 2, 4, 3, 5)
-"""Axes of `[L, n, 2, K, page_size, H]` in the order of `PageContent`, and back."""
+"""Axes of `[L, n, planes, K, page_size, H]` in the order of `PageContent`, and back."""
 
 TOKENWISE = 8
 """Batches of up to so many tokens run each token as a row of its own: the prefill loop stays out of the program."""
@@ -34,10 +34,18 @@ KV_HEAD_AXIS = 2
 
 
 def make_pool(
-    *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: Any
-) -> Num[Array, "L pages 2*K page_size H"] | QuantisedPool:
+    *,
+    num_layers: int,
+    num_pages: int,
+    page_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: Any,
+    is_latent: bool = False,
+) -> Num[Array, "L pages planes*K page_size H"] | QuantisedPool:
     """A zeroed pool: one array, a page's keys then its values, each kv head's tokens side by side; scales likewise.
 
+    A latent pool has one row of tokens a page, which is how others know it: those have an even number.
     What XLA:CPU would convert to float32 and back at every write, the whole pool of it, is kept as bits.
     """
     dtype = jnp.dtype(dtype)
@@ -45,7 +53,8 @@ def make_pool(
         raise NotImplementedError(
             f"The xla backend holds KV pages in float32, bfloat16, float16, int8 or float8_e4m3fn, got {dtype}."
         )
-    pages = jnp.zeros((num_layers, num_pages, 2 * num_kv_heads, page_size, head_dim), BITS.get(dtype, dtype))
+    rows = 1 if is_latent else 2 * num_kv_heads
+    pages = jnp.zeros((num_layers, num_pages, rows, page_size, head_dim), BITS.get(dtype, dtype))
     return QuantisedPool(pages, jnp.zeros(pages.shape[:-1])) if is_quantised(dtype) else pages
 
 
@@ -53,7 +62,8 @@ def unpack_pages(taken: Any, head_dim: int) -> PageContent:
     """The content of pages `[L, n, ...]` cut out of a pool."""
     values, scales = taken if isinstance(taken, QuantisedPool) else (taken, None)
     num_layers, num_pages, heads, page_size, _ = values.shape
-    shape = (num_layers, num_pages, 2, heads // 2, page_size)
+    num_planes = 1 if heads == 1 else 2
+    shape = (num_layers, num_pages, num_planes, heads // num_planes, page_size)
     if values.dtype in HELD:
         values = lax.bitcast_convert_type(values, HELD[values.dtype])
     values = jnp.transpose(values.reshape(*shape, head_dim), PAGE_FIRST)
@@ -62,7 +72,7 @@ def unpack_pages(taken: Any, head_dim: int) -> PageContent:
 
 def pack_pages(content: PageContent) -> Any:
     """`unpack_pages` undone."""
-    values = jnp.transpose(content.values, PAGE_FIRST)  # [L, n, 2, K, page_size, H]
+    values = jnp.transpose(content.values, PAGE_FIRST)  # [L, n, planes, K, page_size, H]
     values = values.reshape(*values.shape[:2], -1, *values.shape[4:])
     if values.dtype in BITS:
         values = lax.bitcast_convert_type(values, BITS[values.dtype])
@@ -74,8 +84,8 @@ def pack_pages(content: PageContent) -> Any:
 def ragged_paged_attention(
     q: Float[Array, "T N H"],
     k: Float[Array, "T K H"],
-    v: Float[Array, "T K H"],
-    pool: Num[Array, "L pages 2*K page_size H"] | QuantisedPool,
+    v: Float[Array, "T K H"] | None,
+    pool: Num[Array, "L pages planes*K page_size H"] | QuantisedPool,
     layer: int | Int32[Array, ""],
     metadata: AttentionMetadata,
     *,
@@ -83,12 +93,15 @@ def ragged_paged_attention(
     window: int | Int32[Array, ""] | None,
     softcap: float | None,
     sinks: Float[Array, " N"] | None,
-) -> tuple[Float[Array, "T N H"], Num[Array, "L pages 2*K page_size H"] | QuantisedPool]:
+    value_dim: int | None = None,
+) -> tuple[Float[Array, "T N V"], Num[Array, "L pages planes*K page_size H"] | QuantisedPool]:
     """Attention of every query token, and the pool with this step's keys and values."""
     layer = jnp.asarray(layer, jnp.int32)
     if window is not None:
         window = jnp.asarray(window, jnp.int32)
-    return _attention(q, k, v, pool, layer, metadata, scale, window, softcap, sinks)
+    out, pool = _attention(q, k, v, pool, layer, metadata, scale, window, softcap, sinks)
+    # What weights make of a whole key; cutting every key they meet would copy it.
+    return out if value_dim is None else out[:, :, :value_dim], pool
 
 
 # One trace for all layers of an unrolled model: what differs between them is an array.
@@ -96,15 +109,15 @@ def ragged_paged_attention(
 def _attention(
     q: Float[Array, "T N H"],
     k: Float[Array, "T K H"],
-    v: Float[Array, "T K H"],
-    pool: Num[Array, "L pages 2*K page_size H"] | QuantisedPool,
+    v: Float[Array, "T K H"] | None,
+    pool: Num[Array, "L pages planes*K page_size H"] | QuantisedPool,
     layer: Int32[Array, ""],
     metadata: AttentionMetadata,
     scale: float,
     window: Int32[Array, ""] | None,
     softcap: float | None,
     sinks: Float[Array, " N"] | None,
-) -> tuple[Float[Array, "T N H"], Num[Array, "L pages 2*K page_size H"] | QuantisedPool]:
+) -> tuple[Float[Array, "T N H"], Num[Array, "L pages planes*K page_size H"] | QuantisedPool]:
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     _, num_pages, _, page_size, *_ = jax.tree.leaves(pool)[0].shape
@@ -117,7 +130,7 @@ def _attention(
     values, scales = pool if isinstance(pool, QuantisedPool) else (pool, None)
     pages = LayerPages(
         values.reshape(-1, page_size * head_dim), None if scales is None else scales.reshape(-1, page_size),
-        layer * num_pages, num_kv_heads, page_size, head_dim,
+        layer * num_pages, num_kv_heads, page_size, head_dim, v is None,
     )  # fmt: skip
     scaled = q.astype(jnp.float32) * scale
 
@@ -139,15 +152,15 @@ def _attention(
 
 
 def write(
-    pool: Num[Array, "L pages 2*K page_size H"] | QuantisedPool,
+    pool: Num[Array, "L pages planes*K page_size H"] | QuantisedPool,
     layer: Int32[Array, ""],
     k: Float[Array, "T K H"],
-    v: Float[Array, "T K H"],
+    v: Float[Array, "T K H"] | None,
     places: TokenPlaces,
     metadata: AttentionMetadata,
-) -> Num[Array, "L pages 2*K page_size H"] | QuantisedPool:
+) -> Num[Array, "L pages planes*K page_size H"] | QuantisedPool:
     """The pool with the real tokens' keys and values in their places."""
-    new = jnp.concatenate([k, v], axis=1)
+    new = k if v is None else jnp.concatenate([k, v], axis=1)
     if isinstance(pool, QuantisedPool):
         values, scales = quantise(new, HELD.get(pool.pages.dtype, pool.pages.dtype))
     else:

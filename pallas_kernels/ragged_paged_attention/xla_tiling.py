@@ -57,11 +57,16 @@ class LayerPages(NamedTuple):
     num_kv_heads: int
     page_size: int
     head_dim: int
+    is_latent: bool
+    """The values are the keys."""
 
     def block(self, pages: Int32[Array, "W C"], is_real: Bool[Array, "W C*page_size"]) -> Block:
         """What the pages hold; values, or their scales, are 0 where no token is: a weight of 0 leaves a NaN there."""
-        key_rows, value_rows = self._row_numbers(pages, 0), self._row_numbers(pages, self.num_kv_heads)
-        keys, values = (to_float32(_gather(self.rows, rows)) for rows in (key_rows, value_rows))
+        key_rows = value_rows = self._row_numbers(pages, 0)
+        keys = values = to_float32(_gather(self.rows, key_rows))
+        if not self.is_latent:
+            value_rows = self._row_numbers(pages, self.num_kv_heads)
+            values = to_float32(_gather(self.rows, value_rows))
         if self.scales is None:
             is_real = self._spread(is_real[..., None], pages.shape, self.head_dim)
             return Block(keys, jnp.where(is_real, values, 0.0), None, None)
@@ -79,7 +84,8 @@ class LayerPages(NamedTuple):
 
     def _row_numbers(self, pages: Int32[Array, "W C"], first_head: int) -> Int32[Array, " W*K*C"]:
         heads = first_head + jnp.arange(self.num_kv_heads, dtype=jnp.int32)
-        rows = (self.first_page + pages[:, None, :]) * (2 * self.num_kv_heads) + heads[None, :, None]
+        rows_per_page = 1 if self.is_latent else 2 * self.num_kv_heads
+        rows = (self.first_page + pages[:, None, :]) * rows_per_page + heads[None, :, None]
         return rows.reshape(-1)
 
     def _spread(self, mask: Bool[Array, "W C*page_size 1"], shape: tuple[int, ...], size: int) -> Bool[Array, "R S"]:

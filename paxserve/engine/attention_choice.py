@@ -20,10 +20,12 @@ def kernel_refusal(config: EngineConfig, model: Any, max_model_len: int, chip: C
     page_size = config.cache.block_size
     num_kv_heads = -(-spec.num_kv_heads // shards)
     num_groups = -(-model.config.num_attention_heads // model.config.num_key_value_heads)
+    if spec.is_latent:  # every device has all latents, and its own query heads
+        num_groups = -(-model.config.num_attention_heads // shards)
     shape = tpu_tuning.Shape(
         num_tokens=budget, num_rows=num_slots, num_heads=num_kv_heads * num_groups, num_kv_heads=num_kv_heads,
         head_dim=spec.head_dim, page_size=page_size, table_width=-(-max_model_len // page_size),
-        pool_dtype=jnp.dtype(config.kv_dtype),
+        pool_dtype=jnp.dtype(config.kv_dtype), is_latent=spec.is_latent,
     )  # fmt: skip
     try:
         tpu_tuning.choose(shape, chip)

@@ -204,6 +204,7 @@ def _page_bytes(config: EngineConfig, spec: Any) -> int:
         return pool_bytes_per_page(
             config.compile.attention_backend, num_layers=spec.num_layers, page_size=config.cache.block_size,
             num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=jnp.dtype(config.kv_dtype),
+            is_latent=spec.is_latent,
         )  # fmt: skip
     except (NotImplementedError, ValueError) as error:
         raise ConfigError(
@@ -219,7 +220,7 @@ def _host_tier(config: EngineConfig, spec: Any) -> HostTier | None:
     # In host memory pages have no padding, as the reference backend's have none.
     page_bytes = pool_bytes_per_page(
         "reference", num_layers=spec.num_layers, page_size=config.cache.block_size, num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim, dtype=jnp.dtype(config.kv_dtype),
+        head_dim=spec.head_dim, dtype=jnp.dtype(config.kv_dtype), is_latent=spec.is_latent,
     )  # fmt: skip
     if size < page_bytes:
         raise ConfigError(f"kv_offloading_size must be at least a page of {page_bytes / 2**30:.6f} GiB.")

@@ -86,7 +86,7 @@ class ProgramSpecs:
         )
         self.make_pool: Callable[[], Any] = partial(
             make_pool, self.shape.backend, num_layers=spec.num_layers, num_pages=num_pages, page_size=page_size,
-            num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim,
+            num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, is_latent=spec.is_latent,
             dtype=jnp.dtype(config.kv_dtype),
         )  # fmt: skip
         self._has_offloading = config.cache.kv_offloading_size > 0
@@ -96,6 +96,8 @@ class ProgramSpecs:
         self.plain_layouts, self.rich_layouts = plain_layouts(*sizes), rich_layouts(*sizes)
         self._replicated: Sharding | None = None if mesh is None else replicated(mesh)
         self.pool_sharding: Sharding | None = mesh and pool_sharding(mesh, kv_head_axis(self.shape.backend))
+        if spec.is_latent:
+            self.pool_sharding = self._replicated
         """Where each array of the pool goes."""
         self._treedef = jax.tree.structure(params)
         variables = jax.tree.leaves(params, is_leaf=lambda node: isinstance(node, nnx.Variable))

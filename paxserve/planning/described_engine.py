@@ -164,6 +164,7 @@ def _count_pages(config: EngineConfig, model: Any, max_model_len: int, topology:
     one_page = pool_bytes_per_page(
         config.compile.attention_backend, num_layers=spec.num_layers, page_size=config.cache.block_size,
         num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=jnp.dtype(config.kv_dtype),
+        is_latent=spec.is_latent,
     )  # fmt: skip
     fixed = config.cache.kv_cache_memory_bytes
     room = fixed if fixed is not None else allowed - weight_bytes

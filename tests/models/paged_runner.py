@@ -16,7 +16,7 @@ from pallas_kernels.ragged_paged_attention import AttentionMetadata, kv_head_axi
 from paxserve.config import ModelConfig
 from paxserve.loaders.checkpoint import open_checkpoint
 from paxserve.loaders.weights import load_model
-from sharding.rules import pool_sharding
+from sharding.rules import pool_sharding, replicated
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 PAGE_SIZE = 4
@@ -64,10 +64,14 @@ class PagedRunner:
             page_size=PAGE_SIZE,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
+            is_latent=spec.is_latent,
             dtype=jnp.float32,
         )
         if mesh is not None:
-            self.pool = jax.device_put(self.pool, pool_sharding(mesh, kv_head_axis(backend)))
+            is_split = not spec.is_latent
+            self.pool = jax.device_put(
+                self.pool, pool_sharding(mesh, kv_head_axis(backend)) if is_split else replicated(mesh)
+            )
         # Pages of different rows alternate, backwards, so that no row owns a contiguous stretch.
         self.page_table = np.arange(num_rows * width, dtype=np.int32)[::-1].reshape(width, num_rows).T
         self.lengths = np.zeros(num_rows, np.int32)

@@ -8,6 +8,9 @@ from tests.models.paged_runner import PagedRunner, golden_data, load_golden, log
 GOLDENS = (
     "cohere",
     "cohere2",
+    "deepseek_v2",
+    "deepseek_v2_lite",
+    "deepseek_v3",
     "ernie4_5",
     "exaone4",
     "falcon",
@@ -88,7 +91,7 @@ def check_golden(name, prompts, **options):
         logits = runner.feed([ids[step : step + 1] for ids in greedy])
 
 
-@pytest.mark.parametrize("name", ["llama_mha_bias", "qwen2_swa_top", "smollm3_nope", "qwen3_moe", "qwen3_moe_nonorm"])
+@pytest.mark.parametrize("name", ["llama_mha_bias", "qwen2_swa_top", "smollm3_nope", "qwen3_moe_nonorm", "deepseek_v3"])
 def test_layers_may_be_run_in_any_way(name):
     prompts = [golden_data(name)[f"prompt_{i}"] for i in range(3)]
     unrolled, *others = (

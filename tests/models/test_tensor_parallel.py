@@ -47,6 +47,8 @@ def check_golden(name: str, tensor: int, execution: str) -> None:
         ("phi3", 3, "scanned"),
         ("gpt_oss", 2, "scanned"),
         ("qwen3_moe", 2, "looped"),
+        ("deepseek_v3", 2, "scanned"),
+        ("deepseek_v2", 3, "looped"),
     ],
 )
 def test_golden(name, tensor, execution):

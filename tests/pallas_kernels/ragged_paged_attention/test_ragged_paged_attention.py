@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from pallas_kernels.ragged_paged_attention import (
     AttentionMetadata,
     backends,
+    export_pages,
+    import_pages,
     make_pool,
     pool_bytes_per_page,
     ragged_paged_attention,
@@ -39,6 +41,8 @@ class Case(NamedTuple):
     softcap: float | None = None
     has_sinks: bool = False
     dtype: str = "float32"
+    value_dim: int | None = None
+    """Of latent attention: values are so many first channels of the keys, and are not cached."""
 
     @property
     def width(self) -> int:
@@ -61,6 +65,9 @@ CASES = [
     Case(6, 2, 64, 16, 200, 190, window=40, softcap=20.0, has_sinks=True, dtype="int8"),
     Case(4, 1, 32, 4, 40, 38, dtype="float8_e4m3fn"),
     Case(4, 2, 96, 8, 8, 8, window=3, is_window_traced=True, dtype="int8"),
+    Case(8, 1, 40, 16, 80, 75, value_dim=32),
+    Case(16, 1, 24, 4, 8, 8, value_dim=16),
+    Case(4, 1, 40, 4, 40, 38, dtype="int8", value_dim=32),
 ]
 
 
@@ -81,9 +88,10 @@ def program(case: Case, backend: str) -> Any:
     """The jitted step of a case."""
 
     def step(q, k, v, pool, metadata, window, sinks):
+        v = v if case.value_dim is None else None
         return ragged_paged_attention(
             q, k, v, pool, LAYER, metadata, scale=case.head_dim**-0.5, softcap=case.softcap, sinks=sinks,
-            window=window if case.is_window_traced else case.window, backend=backend,
+            window=window if case.is_window_traced else case.window, value_dim=case.value_dim, backend=backend,
         )  # fmt: skip
 
     return jax.jit(step)
@@ -95,6 +103,8 @@ def make_rows(case: Case, lens: list[tuple[int, int]], seed: int) -> Rows:
     tensors = [[rng.normal(size=(a + b, n, case.head_dim)).astype(np.float32) for a, b in lens] for n in heads]
     if is_quantised(case.dtype):
         tensors[1:] = [[representable(x, case.dtype, rng) for x in rows] for rows in tensors[1:]]
+    if case.value_dim is not None:
+        tensors[2] = [k[..., : case.value_dim] for k in tensors[1]]
     tables = rng.permutation(case.num_pages)[: NUM_ROWS * case.width].reshape(NUM_ROWS, case.width)
     sinks = rng.normal(size=case.num_heads).astype(np.float32) if case.has_sinks else None
     return Rows(*tensors, tables, sinks, [a for a, _ in lens], [b for _, b in lens])
@@ -140,6 +150,7 @@ def run(case: Case, backend: str, rows: Rows, poison: float):
     pool = make_pool(
         backend, num_layers=NUM_LAYERS, num_pages=case.num_pages, page_size=case.page_size,
         num_kv_heads=case.num_kv_heads, head_dim=case.head_dim, dtype=case.dtype,
+        is_latent=case.value_dim is not None,
     )  # fmt: skip
     pool = jax.tree.map(lambda x: filled(x, poison), pool)
     _, pool = run_step(case, backend, rows, pool, [0] * len(rows.q), rows.first_lens, poison)
@@ -191,7 +202,7 @@ def test_equals_a_dense_softmax(backend, case, data):
     poisoned = pool.scales if isinstance(pool, QuantisedPool) else pool
     num_tokens = sum(rows.first_lens) + sum(rows.second_lens)
     size = 1 if isinstance(pool, QuantisedPool) else case.head_dim
-    assert int(jnp.isfinite(poisoned).sum()) == num_tokens * 2 * case.num_kv_heads * size
+    assert int(jnp.isfinite(poisoned).sum()) == num_tokens * (1 if case.value_dim else 2) * case.num_kv_heads * size
     # What lies outside the rows does not even change a rounding.
     clean, _ = run(case, backend, rows, 0.5)
     for r, out in outs.items():
@@ -260,3 +271,31 @@ def test_caller_mistakes_are_named():
         ragged_paged_attention(q, k, k, pool, 0, metadata, scale=1.0, sinks=jnp.zeros(3))
     with pytest.raises(ValueError, match="metadata must hold integers"):
         ragged_paged_attention(q, k, k, pool, 0, metadata._replace(kv_lens=jnp.array([1.0])), scale=1.0)
+
+
+@pytest.mark.parametrize("backend", PLAIN)
+def test_latent_pages_are_half_of_others_and_move_like_them(backend):
+    sizes = {"num_layers": 3, "page_size": 4, "num_kv_heads": 1, "head_dim": 576, "dtype": "bfloat16"}
+    assert pool_bytes_per_page(backend, **sizes, is_latent=True) == 3 * 4 * 576 * 2
+    pool = make_pool(backend, num_pages=5, **sizes, is_latent=True)
+    pool = jax.tree.map(lambda leaf: jnp.arange(leaf.size).reshape(leaf.shape).astype(leaf.dtype), pool)
+    content = export_pages(pool, jnp.array([4, 2]), backend, head_dim=576)
+    assert content.values.shape == (2, 3, 1, 4, 1, 576)
+    moved = import_pages(pool, jnp.array([1, 3]), content, backend)
+    again = export_pages(moved, jnp.array([1, 3]), backend, head_dim=576)
+    np.testing.assert_array_equal(again.values.astype(jnp.float32), content.values.astype(jnp.float32))
+
+
+def test_latents_without_their_size_are_refused():
+    pool = make_pool("xla", num_layers=1, num_pages=2, page_size=4, num_kv_heads=1, head_dim=8, dtype="float32",
+                     is_latent=True)  # fmt: skip
+    metadata = AttentionMetadata(jnp.array([0, 1]), jnp.array([1]), jnp.array([[0]]), jnp.int32(1))
+    q = jnp.ones((1, 2, 8))
+    for value_dim in (None, 0, 9):
+        with pytest.raises(ValueError, match=f"value_dim must be given instead of v, from 1 to 8, got {value_dim}"):
+            ragged_paged_attention(q, q[:, :1], None, pool, 0, metadata, scale=1.0, value_dim=value_dim)
+    with pytest.raises(ValueError, match="latent attention has one kv head, got 2"):
+        ragged_paged_attention(q, q, None, pool, 0, metadata, scale=1.0, value_dim=4)
+    with pytest.raises(ValueError, match="a latent pool has one kv head, got 2"):
+        make_pool("xla", num_layers=1, num_pages=2, page_size=4, num_kv_heads=2, head_dim=8, dtype="float32",
+                  is_latent=True)  # fmt: skip

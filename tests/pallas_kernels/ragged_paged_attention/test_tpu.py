@@ -40,6 +40,7 @@ class Case(NamedTuple):
     has_sinks: bool = False
     query_tokens: int = 32
     num_cores: int = 1
+    value_dim: int | None = None
 
     @property
     def width(self) -> int:
@@ -66,6 +67,8 @@ CASES = [
     Case(4, 2, 64, 32, "int8", is_windowed=True, softcap=5.0, has_sinks=True, num_cores=2),
     Case(2, 1, 64, 160, "int8", query_tokens=16),
     Case(6, 3, 96, 32, "float8_e4m3fn", is_windowed=True, has_sinks=True),
+    Case(4, 1, 160, 16, "float32", value_dim=128),
+    Case(16, 1, 72, 32, "bfloat16", query_tokens=16, value_dim=64),
 ]
 
 
@@ -84,7 +87,9 @@ def make_batch(case: Case, q_lens: list[int], kv_lens: list[int], seed: int):
     q, k, v = (rng.normal(size=(NUM_TOKENS, n, case.head_dim)).astype(np.float32) for n in heads)
     for x in (q, k, v):
         x[num_used:] = np.nan
-    pool = np.full((NUM_LAYERS, NUM_PAGES, case.page_size, 2, case.num_kv_heads, case.head_dim), np.nan, np.float32)
+    planes = 1 if case.value_dim else 2
+    shape = (NUM_LAYERS, NUM_PAGES, case.page_size, planes, case.num_kv_heads, case.head_dim)
+    pool = np.full(shape, np.nan, np.float32)
     for row, num_cached in enumerate(kv_lens - q_lens):
         positions = np.arange(num_cached)
         pages, offsets = table[row][positions // case.page_size], positions % case.page_size
@@ -92,7 +97,7 @@ def make_batch(case: Case, q_lens: list[int], kv_lens: list[int], seed: int):
     sinks = jnp.asarray(rng.normal(size=case.num_heads), jnp.float32) if case.has_sinks else None
     if not is_quantised(case.dtype):
         q, k, v, pool = (jnp.asarray(x, case.dtype) for x in (q, k, v, pool))
-        return q, k, v, pool, metadata, sinks
+        return q, k, None if case.value_dim else v, pool, metadata, sinks
     q, k, v = (jnp.asarray(x, jnp.bfloat16) for x in (q, k, v))
     # Scales are NaN where no token is, and so are float8s; an int8 cannot be.
     values, scales = quantise(jnp.nan_to_num(jnp.asarray(pool), nan=1.0), case.dtype)
@@ -119,23 +124,24 @@ def kernel(case: Case, interpret=True):
     def attend(q, k, v, pool, layer, metadata, window, sinks):
         return tpu.ragged_paged_attention(
             q, k, v, to_tpu(pool), layer, metadata, scale=0.3, window=window, softcap=case.softcap, sinks=sinks,
-            interpret=interpret, config=case.config(),
+            value_dim=case.value_dim, interpret=interpret, config=case.config(),
         )  # fmt: skip
 
     # Compiling is most of the time of these tests, and running the least.
     return jax.jit(attend, compiler_options={"xla_backend_optimization_level": 0})
 
 
-oracle = jax.jit(partial(reference.ragged_paged_attention, scale=0.3), static_argnames="softcap")
+oracle = jax.jit(partial(reference.ragged_paged_attention, scale=0.3), static_argnames=("softcap", "value_dim"))
 
 
 def check(case: Case, q_lens: list[int], kv_lens: list[int], window: int | None, seed: int, interpret=True) -> None:
     """The kernels agree with the reference on results, and on every page row that holds a token."""
     q, k, v, pool, metadata, sinks = make_batch(case, q_lens, kv_lens, seed)
     window = jnp.int32(window) if case.is_windowed else None
-    exact = [x.astype(jnp.float32) for x in (q, k, v)]
+    exact = [None if x is None else x.astype(jnp.float32) for x in (q, k, v)]
     given = pool if isinstance(pool, QuantisedPool) else pool.astype(jnp.float32)
-    wanted, wanted_pool = oracle(*exact, given, LAYER, metadata, window=window, softcap=case.softcap, sinks=sinks)
+    options = {"window": window, "softcap": case.softcap, "sinks": sinks, "value_dim": case.value_dim}
+    wanted, wanted_pool = oracle(*exact, given, LAYER, metadata, **options)
     out, out_pool = kernel(case, interpret)(q, k, v, pool, jnp.int32(LAYER), metadata, window, sinks)
     num_used = int(metadata.cu_q_lens[-1])
     out = np.asarray(out, np.float32)

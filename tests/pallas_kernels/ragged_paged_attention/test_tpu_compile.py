@@ -21,6 +21,7 @@ CASES = [
     Case("v4:1x1x1", "gpt-oss-like", 64, 64, 64),
     Case("v6e:1x1", "SmolLM2-135M", 64, 64, 32, "int8"),
     Case("tpu7x:1x1x1", "Llama-3.1-8B", 512, 64, 64, "float8_e4m3fn"),
+    Case("v6e:1x1", "DeepSeek-V3 (latents), an eighth", 64, 64, 64),
 ]
 
 

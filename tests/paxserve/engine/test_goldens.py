@@ -20,8 +20,10 @@ GOLDENS = (
     "qwen3",
     "smollm3_nope",
 )
-IN_CHUNKS = ("llama4_text", "qwen3_moe_nonorm")
+IN_CHUNKS = ("deepseek_v3", "llama4_text", "qwen3_moe_nonorm")
 WITH_EXPERTS = (
+    "deepseek_v2",
+    "deepseek_v3",
     "glm4_moe",
     "gpt_oss",
     "granitemoe",
