@@ -6,13 +6,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
-
 from paxserve.config import EngineConfig
 from paxserve.errors import ConfigError
 from paxserve.planning.described_engine import DescribedEngine, describe_engine, describe_slice, read_hf_config
 from paxserve.planning.plan import as_json, make_plan
-from paxserve.planning.report import print_plan, print_slices
+from paxserve.planning.report import make_console, print_plan, print_slices
 from paxserve.planning.slices import compare_slices
 from sharding.topology import CHIPS
 
@@ -33,13 +31,12 @@ def print_one(
 ) -> int:
     """Compile and print the plan of one slice."""
     engine = engine_for(given, topology)
-    console = Console()
     context = min(context or DEFAULT_CONTEXT, engine.max_model_len)
     plan = make_plan(engine, context=context, report=lambda line: print(line, file=sys.stderr, flush=True))
     if is_json:
         print(json.dumps(as_json(plan), indent=2))
     else:
-        print_plan(plan, given, num_operations=num_operations, console=console)
+        print_plan(plan, given, num_operations=num_operations, console=make_console())
     return 0
 
 
@@ -58,5 +55,5 @@ def print_all(
     if is_json:
         print(json.dumps([dataclasses.asdict(answer) for answer in answers], indent=2))
     else:
-        print_slices(answers, Console())
+        print_slices(answers, make_console())
     return 0

@@ -1,5 +1,6 @@
 """Plans as text: tables for a terminal, and the command that would serve what was planned."""
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,10 @@ from paxserve.planning.plan import Plan, ProgramPlan
 from paxserve.planning.slices import SliceAnswer, slice_name
 
 GIB = 2**30
+
+WIDTH = 160
+"""Columns of a table where no terminal says how many there are."""
+
 NAMES = {
     "weights": "weights",
     "kv_pool": "KV pool",
@@ -43,6 +48,14 @@ def serve_command(engine: DescribedEngine, given: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
+def make_console() -> Console:
+    """As wide as the terminal; as wide as the widest table where there is none to fit."""
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDTH
+    return console
+
+
 def print_plan(plan: Plan, given: Mapping[str, Any], *, num_operations: int, console: Console) -> None:
     """The whole plan, a table a subject."""
     engine, topology = plan.engine, plan.engine.topology
@@ -61,6 +74,8 @@ def print_plan(plan: Plan, given: Mapping[str, Any], *, num_operations: int, con
     if engine.full_length_requests < 1:
         console.print(f"[red]No request of the full length fits: --max-model-len {tokens} would.[/]")
     console.print(_program_table(plan))
+    if any(program.time is None for program in plan.programs):
+        console.print("?: the compiler cannot print this program, so what it estimates of it is not known.")
     mean = sum(p.compile_seconds for p in plan.programs) / len(plan.programs)
     console.print(
         f"An engine compiles {plan.num_engine_programs} programs, helpers included; these took {mean:.0f} s each here"
