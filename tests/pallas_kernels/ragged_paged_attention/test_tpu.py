@@ -58,17 +58,21 @@ class Case(NamedTuple):
         )  # fmt: skip
 
 
-CASES = [
+SINKS = Case(2, 1, 96, 80, "float32", has_sinks=True)
+QUICK = [
     Case(4, 2, 64, 16, "float32", is_windowed=True, softcap=5.0, has_sinks=True),
+    Case(6, 2, 80, 16, "bfloat16", is_windowed=True, num_cores=2),
+    Case(4, 2, 64, 32, "int8", is_windowed=True, softcap=5.0, has_sinks=True, num_cores=2),
+    Case(16, 1, 72, 32, "bfloat16", query_tokens=16, value_dim=64),
+]
+CASES = [
+    *QUICK,
+    SINKS,
     Case(4, 4, 128, 16, "float32", num_cores=2),
     Case(3, 1, 256, 32, "bfloat16", query_tokens=16),
-    Case(6, 2, 80, 16, "bfloat16", is_windowed=True, num_cores=2),
-    Case(2, 1, 96, 80, "float32", has_sinks=True),
-    Case(4, 2, 64, 32, "int8", is_windowed=True, softcap=5.0, has_sinks=True, num_cores=2),
     Case(2, 1, 64, 160, "int8", query_tokens=16),
     Case(6, 3, 96, 32, "float8_e4m3fn", is_windowed=True, has_sinks=True),
     Case(4, 1, 160, 16, "float32", value_dim=128),
-    Case(16, 1, 72, 32, "bfloat16", query_tokens=16, value_dim=64),
 ]
 
 
@@ -178,7 +182,12 @@ def rows(draw, page_size: int) -> tuple[list[int], list[int]]:
     return q_lens, kv_lens
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+def slow_unless_quick(case: Case):
+    """Each case takes some 15 seconds: a few by default, all with `-m slow`."""
+    return pytest.param(case, id=str(case), marks=() if case in QUICK else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("case", [slow_unless_quick(case) for case in CASES])
 def test_agrees_with_the_reference(case, monkeypatch):
     monkeypatch.setattr(tpu_tuning, "INTERPRETED", tpu_tuning.INTERPRETED._replace(num_cores=case.num_cores))
 
@@ -194,7 +203,7 @@ def test_agrees_with_the_reference(case, monkeypatch):
 
 def test_hand_worked_example():
     """A query of zeros weighs all it sees equally: the results are means of values, the newest included."""
-    case = CASES[-1]
+    case = SINKS
     q, k, v, pool, metadata, _ = make_batch(case, [1, 3], [3, 3], 0)
     q, k = jnp.zeros_like(q), jnp.zeros_like(k)
     v = v.at[:4].set(jnp.asarray([6.0, 10.0, 20.0, 60.0])[:, None, None])
@@ -205,7 +214,14 @@ def test_hand_worked_example():
     np.testing.assert_allclose(out[:4, 0, 0], [(1 + 2 + 6) / 3, 10, (10 + 20) / 2, (10 + 20 + 60) / 3], rtol=1e-6)
 
 
-@pytest.mark.parametrize(("mode", "dtype"), [("eager", "bfloat16"), ("on_wait", "bfloat16"), ("on_wait", "int8")])
+@pytest.mark.parametrize(
+    ("mode", "dtype"),
+    [
+        ("on_wait", "bfloat16"),
+        pytest.param("eager", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("on_wait", "int8", marks=pytest.mark.slow),
+    ],
+)
 def test_no_races_with_simulated_dmas(mode, dtype, capsys):
     """Copies done at once and copies done as late as possible give the same, and no access is unordered."""
     case = Case(2, 1, 64, 32 if dtype == "int8" else 16, dtype, is_windowed=True, query_tokens=16)
