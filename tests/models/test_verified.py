@@ -11,8 +11,9 @@ from tests.models.test_pooling_goldens import CASES
 from tests.models.test_pooling_goldens import GOLDENS as POOLING_FOLDER
 
 GOLDENS_FOLDER = POOLING_FOLDER.parent
-REAL = {  # the tests: engine/test_smollm2.py, test_minilm.py
+REAL = {  # the tests: engine/test_real_weights.py, test_minilm.py
     "smollm2-135m-instruct": "llama",
+    "gemma-3-270m": "gemma3_text",
     "all-minilm-l6-v2": "bert",
 }
 

