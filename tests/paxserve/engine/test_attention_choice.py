@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from models.inputs import CacheSpec
 from pallas_kernels.ragged_paged_attention.tpu_tuning import INTERPRETED, Chip
 from paxserve.config import EngineConfig
 from paxserve.engine import attention_choice
@@ -15,7 +16,7 @@ from paxserve.platform import PLATFORMS, resolve
 
 LLAMA = json.loads((Path(__file__).parents[2] / "models" / "configs" / "llama-3.1-8b.json").read_text())
 MODEL = SimpleNamespace(
-    cache_spec=SimpleNamespace(num_layers=32, num_kv_heads=8, head_dim=128),
+    cache_spec=CacheSpec(num_layers=32, num_kv_heads=8, head_dim=128),
     config=SimpleNamespace(**{k: v for k, v in LLAMA.items() if k.startswith("num_")}),
 )
 V6E = Chip(vmem_bytes=128 << 20, smem_bytes=1 << 20, bytes_per_second=1.64e12, num_cores=1)
@@ -53,7 +54,7 @@ def test_refusals_name_their_reason():
     assert kernel_refusal(resolved(block_size=256), MODEL, 131072, V6E) is None
     assert "multiple of 16" in (kernel_refusal(resolved(block_size=24), MODEL, 8192, V6E) or "")
     many_heads = SimpleNamespace(
-        cache_spec=SimpleNamespace(num_layers=2, num_kv_heads=64, head_dim=256),
+        cache_spec=CacheSpec(num_layers=2, num_kv_heads=64, head_dim=256),
         config=SimpleNamespace(num_attention_heads=64, num_key_value_heads=64),
     )
     assert "VMEM" in (kernel_refusal(resolved(block_size=128), many_heads, 8192, INTERPRETED) or "")
