@@ -126,6 +126,11 @@ class WholePrompts:
     pool: Any = ()
 
     @property
+    def mesh(self) -> Mesh | None:
+        """None: models that are run for vectors have one device."""
+        return None
+
+    @property
     def metadata(self) -> AttentionMetadata:
         """The rows as layers other than attention see them: there are no pages."""
         lengths = self.cu_lens[1:] - self.cu_lens[:-1]
