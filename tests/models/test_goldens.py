@@ -17,6 +17,7 @@ GOLDENS = (
     "gemma",
     "gemma2",
     "gemma3_text",
+    "glm",
     "glm4",
     "glm4_moe",
     "gpt2",

@@ -21,36 +21,23 @@ GOLDENS = (
     "smollm3_nope",
 )
 IN_CHUNKS = ("deepseek_v3", "llama4_text", "qwen3_moe_nonorm")
-WITH_EXPERTS = (
-    "deepseek_v2",
-    "deepseek_v3",
-    "glm4_moe",
-    "gpt_oss",
-    "granitemoe",
-    "llama4_text",
-    "mixtral",
-    "olmoe",
-    "qwen2_moe",
-    "qwen3_moe",
-    "qwen3_moe_nonorm",
-)
 PAGE_SIZES = (1, 4, 16)
 BUDGETS = (8, 32, 256)
 TOLERANCE = 1e-3
 
 
-def check_golden(core, name: str, *, together: bool) -> None:
+def check_golden(core, name: str, *, together: bool, prompts: tuple[int, ...] = (0, 1, 2)) -> None:
     data = golden_data(name)
-    prompts = [data[f"prompt_{i}"] for i in range(3)]
-    results = run(core, [request(str(i), prompt) for i, prompt in enumerate(prompts)], together=together)
-    for i in range(3):
+    ids = {i: data[f"prompt_{i}"] for i in prompts}
+    results = run(core, [request(str(i), prompt) for i, prompt in ids.items()], together=together)
+    for i in prompts:
         assert results[str(i), 0].token_ids == data[f"greedy_{i}"].tolist()
     scored = run(
         core,
-        [request(str(i), prompt, prompt_logprobs=-1, logprobs=0) for i, prompt in enumerate(prompts)],
+        [request(str(i), prompt, prompt_logprobs=-1, logprobs=0) for i, prompt in ids.items()],
         together=together,
     )
-    for i, prompt in enumerate(prompts):
+    for i, prompt in ids.items():
         result = scored[str(i), 0]
         assert result.token_ids == data[f"greedy_{i}"].tolist()
         expected = log_softmax(data[f"logits_{i}"])
@@ -99,6 +86,15 @@ def test_golden_with_preemption(name, caching):
         assert results[str(i), 0].token_ids == data[f"greedy_{source}"].tolist()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [8, 256])
+@pytest.mark.parametrize(("max_model_len", "prompts"), [(64, (0, 1)), (128, (2,))])
+def test_longrope_decides_once_by_the_longest_sequence(max_model_len, prompts, budget):
+    core = make_core("phi3_longrope", max_model_len=max_model_len, max_num_batched_tokens=budget)
+    check_golden(core, "phi3_longrope", prompts=prompts, together=True)
+    check_golden(core, "phi3_longrope", prompts=prompts, together=False)
+
+
 def check_in_chunks(name: str) -> None:
     """In chunks of 8 tokens, together, with prefix caching."""
     core = make_core(name, max_num_batched_tokens=8, compile_sizes=[8])
@@ -111,25 +107,19 @@ def test_golden_in_chunks(name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("budget", [8, 256])
 @pytest.mark.parametrize(
-    "name",
-    sorted({p.parent.name for p in GOLDENS_FOLDER.glob("*/golden.npz")} - {*GOLDENS, *IN_CHUNKS, "phi3_longrope"}),
+    "name", sorted({p.parent.name for p in GOLDENS_FOLDER.glob("*/golden.npz")} - {*GOLDENS, "phi3_longrope"})
 )
-def test_golden_of_every_other_family(name):
-    check_in_chunks(name)
+def test_golden_of_every_other_family(name, budget):
+    core = make_core(name, max_num_batched_tokens=budget)
+    check_golden(core, name, together=True)
+    check_golden(core, name, together=False)
 
 
 def test_pages_that_chunks_cannot_be_made_of_are_refused():
     with pytest.raises(ConfigError, match="block_size=24 is not supported: this model attends in chunks of 32 tokens"):
         make_core("llama4_text", block_size=24)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", WITH_EXPERTS)
-def test_experts_whole_and_alone(name):
-    core = make_core(name, max_num_batched_tokens=256)
-    check_golden(core, name, together=True)
-    check_golden(core, name, together=False)
 
 
 @pytest.mark.slow
