@@ -6,6 +6,7 @@ import pytest
 from tests.models.paged_runner import PagedRunner, golden_data, load_golden, log_softmax
 
 GOLDENS = (
+    "arcee",
     "cohere",
     "cohere2",
     "deepseek_v2",
