@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-NOT_FAMILIES = {"inputs", "layers", "verified"}
+NOT_FAMILIES = {"inputs", "layer_groups", "layers", "verified"}
 
 __all__ = ["architectures", "find_architecture", "named_architecture"]
 

@@ -27,7 +27,7 @@ PARAM_COLUMNS = (
     "has_bias",
     "has_penalties",
 )
-"""Columns of the slot table after the page table; the float ones hold float32 bits."""
+"""Columns of the slot table after the page tables; the float ones hold float32 bits."""
 
 
 def _float_bits(value: float) -> int:
@@ -99,10 +99,12 @@ class Layout:
 class SlotTable:
     """What the device's slot table holds, so that only changes are sent."""
 
-    def __init__(self, num_slots: int, max_pages: int) -> None:
+    def __init__(self, num_slots: int, max_pages: int, num_groups: int = 1) -> None:
+        """A request has `num_groups` page tables of `max_pages` columns."""
         self.num_slots = num_slots
         self.max_pages = max_pages
-        self.width = max_pages + len(PARAM_COLUMNS)
+        self.num_groups = num_groups
+        self.width = num_groups * max_pages + len(PARAM_COLUMNS)
         self._owner: list[Request | None] = [None] * num_slots
         self._num_preemptions = [0] * num_slots
         self._num_pages = [0] * num_slots
@@ -116,22 +118,25 @@ class SlotTable:
         owners, lives, sizes = self._owner, self._num_preemptions, self._num_pages
         for row in rows:
             request = row.request
-            slot, pages = request.slot, request.pages
+            slot, num_pages = request.slot, len(request.tables[0])
             if owners[slot] is not request or lives[slot] != request.num_preemptions:
                 newcomers.append(request)
                 owners[slot], lives[slot], sizes[slot] = request, request.num_preemptions, 0
-                first = slot * self.width + self.max_pages
+                first = slot * self.width + self.num_groups * self.max_pages
                 indices += range(first, first + len(PARAM_COLUMNS))
                 values += param_columns(request)
             if self._num_page_changes[slot] != request.num_page_changes:
                 self._num_page_changes[slot] = request.num_page_changes
                 sizes[slot] = 0
             known = sizes[slot]
-            if known < len(pages):
+            if known < num_pages:
                 base = slot * self.width
-                indices += range(base + known, base + len(pages))
-                values += pages[known:]
-                sizes[slot] = len(pages)
+                for table in request.tables:
+                    indices += range(base + known, base + num_pages)
+                    # A place that is out of sight may name any page, but one that there is.
+                    values += table[known:] if table[known] >= 0 else [max(page, 0) for page in table[known:]]
+                    base += self.max_pages
+                sizes[slot] = num_pages
         return indices, values, newcomers
 
 

@@ -22,6 +22,9 @@ class HostTier:
     def __len__(self) -> int:
         return len(self._slot_of)
 
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._slot_of
+
     @property
     def pending_saves(self) -> list[tuple[int, int]]:
         """(page, slot) of what the next step will save first."""
@@ -30,13 +33,6 @@ class HostTier:
     def slot_of(self, digest: bytes) -> int:
         """Where a page is, or will be once it is saved."""
         return self._slot_of[digest]
-
-    def find(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """The longest prefix of `hashes` that is kept."""
-        count = 0
-        while count < len(hashes) and hashes[count] in self._slot_of:
-            count += 1
-        return list(hashes[:count])
 
     def keep(self, digest: bytes, page: int) -> None:
         """Have the content of `page`, which is about to be overwritten, saved ahead of the next step."""

@@ -4,9 +4,11 @@ A page nobody holds keeps its content, and its entry in the prefix cache, until 
 again; the least recently freed page goes first.
 """
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from models.layer_groups import Reach, pages_for
 from paxserve.engine.host_tier import HostTier
 from paxserve.engine.prefix_cache import PrefixCache
 from paxserve.errors import OutOfPages
@@ -16,10 +18,18 @@ class PagePool:
     """Reference counts and the free list of `num_pages` pages of `page_size` tokens each."""
 
     def __init__(
-        self, num_pages: int, page_size: int, *, enable_prefix_caching: bool = True, host: HostTier | None = None
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        host: HostTier | None = None,
+        reaches: Sequence[Reach] = (Reach(),),
     ) -> None:
+        """`reaches` are those of the groups of layers that the pages are shared out to."""
         self.num_pages = num_pages
         self.page_size = page_size
+        self.reaches = tuple(reaches)
         self.prefix_cache = PrefixCache() if enable_prefix_caching else None
         self.host = host
         self._ref_counts = [0] * num_pages
@@ -44,6 +54,14 @@ class PagePool:
     def pages_for(self, num_tokens: int) -> int:
         """How many pages hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
+
+    def most_tokens(self, limit: int, num_new: int) -> int:
+        """The longest sequence of up to `limit` tokens that can grow by steps of `num_new` with the pool to itself."""
+
+        def num_needed(num_tokens: int) -> int:
+            return pages_for(self.reaches, num_tokens, self.page_size, num_new)
+
+        return bisect_right(range(limit + 1), self.num_pages, key=num_needed) - 1
 
     def ref_count(self, page: int) -> int:
         """How many requests hold the page."""

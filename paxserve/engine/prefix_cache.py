@@ -47,6 +47,10 @@ class PrefixCache:
             pages.append(page)
         return pages
 
+    def page_of(self, digest: bytes) -> int | None:
+        """A page with this content."""
+        return self._page_of.get(digest)
+
     def insert(self, digest: bytes, page: int) -> None:
         """Record that `page` now holds the content of `digest`."""
         if page in self._hash_of:

@@ -51,11 +51,14 @@ class Request:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.first_scheduled_time = 0.0
-        self.pages: list[int] = []
+        self.tables: list[list[int]] = [[]]
+        """Its page tables, of one length: see `page_tables`."""
+        self.first_pages = [0]
+        """For each kind of tables, the first place that has a page; those before it were given back."""
         self.shares_last_page = False
-        """Whether the page that its next token goes to came from another request."""
+        """Whether the pages that its next token goes to came from another request."""
         self.num_page_changes = 0
-        """How often a page in the middle of `pages` was exchanged for another."""
+        """How often a page in the middle of a table was exchanged for another."""
         self.slot = -1
         # Prompt log-probabilities are asked of the first choice alone: the prompt is the same for all.
         self.wants_prompt_logprobs = source.params.prompt_logprobs is not None and index == 0
@@ -77,6 +80,11 @@ class Request:
     def output_token_ids(self) -> list[int]:
         """The output tokens read so far."""
         return self.token_ids[self.prompt_len :]
+
+    @property
+    def pages(self) -> list[int]:
+        """The first page table, which is as long as each of them."""
+        return self.tables[0]
 
     @property
     def is_finished(self) -> bool:

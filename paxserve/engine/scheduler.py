@@ -14,10 +14,10 @@ from typing import Self
 
 from paxserve.config import SchedulerConfig
 from paxserve.engine.kv_cache import PagePool
+from paxserve.engine.page_tables import PageTables
 from paxserve.engine.request import Request, Status
 from paxserve.engine.step_plan import RowResult, ScheduledRow, ScheduledStep, StepPlan
 from paxserve.engine.waiting_queue import Deadlines, WaitingQueue, rank_of
-from paxserve.errors import OutOfPages
 from paxserve.messages import EngineOutput, EngineStats
 
 
@@ -41,9 +41,10 @@ class Scheduler:
         long_prefill_token_threshold: int = 0,
     ) -> None:
         self.pool = pool
+        self.tables = PageTables(pool)
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_sequence_tokens = min(max_model_len, pool.num_pages * pool.page_size)
+        self.max_sequence_tokens = pool.most_tokens(max_model_len, max_num_batched_tokens)
         self.enable_chunked_prefill = enable_chunked_prefill
         self.max_num_partial_prefills = max_num_partial_prefills
         self.max_long_partial_prefills = max_long_partial_prefills
@@ -132,6 +133,9 @@ class Scheduler:
     def schedule(self) -> ScheduledStep | None:
         """Plan the next step, or None when nothing can be computed before more tokens are read."""
         plan = StepPlan(self.max_num_batched_tokens)
+        if self.tables.is_limited:
+            for request in self.running:
+                self.tables.give_back(request)
         decodes: list[Request] = []
         prefills: list[Request] = []
         for request in self.running:
@@ -148,7 +152,7 @@ class Scheduler:
         for request in decodes:
             if plan.budget <= 0 or request.status is not Status.RUNNING:
                 continue
-            if request.num_computed < len(request.pages) * page_size and not request.shares_last_page:
+            if request.num_computed < len(request.tables[0]) * page_size and not request.shares_last_page:
                 plan.add(request, 1)
             else:
                 self._continue(request, plan)
@@ -178,20 +182,20 @@ class Scheduler:
         stats, pool = self._stats, self.pool
         stats.num_running, stats.num_waiting = len(self.running), len(self.waiting)
         stats.num_pages_in_use = pool.num_in_use
-        stats.wasted_tokens = sum([len(r.pages) * pool.page_size - r.num_computed for r in self.running])
+        stats.wasted_tokens = sum([self.tables.num_unused_tokens(request) for request in self.running])
         return stats
 
     def check_integrity(self) -> None:
         """Assert that pages, slots and queues agree with each other."""
         running, waiting = self.running, list(self.waiting)
-        self.pool.check_integrity(request.pages for request in running)
+        self.pool.check_integrity(self.tables.held_by(request) for request in running)
         assert all(r.status is Status.RUNNING and r.slot >= 0 for r in running)
         assert all(r.status is Status.WAITING and r.slot < 0 and not r.pages for r in waiting)
         assert [r.rank for r in waiting] == sorted({r.rank for r in waiting})
         assert len({r.slot for r in running} | set(self._free_slots)) == len(running) + len(self._free_slots)
         assert {id(r) for c in self._requests.values() for r in c} == {id(r) for r in (*running, *waiting)}
         for request in running:
-            assert self.pool.pages_for(request.num_computed) <= len(request.pages)
+            self.tables.check(request)
             assert request.num_computed <= request.num_tokens
 
     # How a step is put together
@@ -208,7 +212,7 @@ class Scheduler:
         """Plan the next tokens of a running request; the last in rank give up their pages for it, it being one."""
         remaining = request.num_tokens - request.num_computed
         count = self._chunk(request, remaining, plan)
-        while not self._grow(request, request.num_computed + count, plan):
+        while not self.tables.grow(request, request.num_computed + count, plan):
             victim = max(self.running, key=rank_of)
             plan.drop(victim)
             self._preempt(victim)
@@ -221,31 +225,6 @@ class Scheduler:
     def _count_partial(self, request: Request, plan: StepPlan) -> None:
         plan.num_partial += 1
         plan.num_long_partial += self._is_long(request)
-
-    def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
-        """Give the request the pages for `num_tokens` tokens, the next on a page of its own, if there are enough.
-
-        A page that it shares with another choice of its request is copied before it is written to.
-        """
-        pool, pages = self.pool, request.pages
-        first = request.num_computed // pool.page_size
-        missing = pool.pages_for(num_tokens) - len(pages)
-        is_shared = request.shares_last_page and pool.must_copy(pages[first])
-        if missing <= 0 and not is_shared:
-            request.shares_last_page = False
-            return True
-        try:
-            fresh = pool.allocate(max(0, missing) + is_shared)
-        except OutOfPages:
-            return False
-        if is_shared:
-            source, pages[first] = pages[first], fresh.pop()
-            plan.copy_page(request, source, pages[first])
-            pool.release([source])
-            request.num_page_changes += 1
-        request.shares_last_page = False
-        pages += fresh
-        return True
 
     def _admit(self, plan: StepPlan) -> None:
         """Start waiting requests in order of rank while tokens, slots and pages last."""
@@ -285,10 +264,8 @@ class Scheduler:
 
         0 means that it, and all behind it, must wait for pages or tokens, None that it waits for another request.
         """
-        pool = self.pool
-        shared, num_computed = self._shared_pages(request)
-        offloaded = self._offloaded_pages(request, num_computed)
-        num_computed += len(offloaded) * pool.page_size
+        found = self.tables.find(request)
+        num_computed = found.num_tokens
         if self._is_being_computed(request, num_computed, filling):
             return None
         remaining = request.num_tokens - num_computed
@@ -300,58 +277,17 @@ class Scheduler:
                 return None
             if self._is_long(request) and plan.num_long_partial >= self.max_long_partial_prefills:
                 return None
-        must_copy = num_computed % pool.page_size > 0
-        missing = pool.pages_for(num_computed + count) - len(shared) + must_copy
-        if missing > pool.num_free - pool.num_free_among(shared):
+        if not self.tables.has_room(found, num_computed + count):
             return 0
-        pool.hold(shared)
-        num_shared = len(shared)
-        request.pages, request.num_computed = shared, num_computed
-        request.shares_last_page = must_copy
-        if pool.host is not None:
-            pool.host.pin(offloaded)  # taking pages may put others into host memory
-        has_pages = self._grow(request, num_computed + count, plan)
-        assert has_pages, "pages were counted wrongly"
-        self._load_pages(offloaded, request.pages[num_shared:])
+        self.tables.start(request, found, num_computed + count, plan)
         if count < remaining:
             self._count_partial(request, plan)
-        self._note_start(request, len(offloaded) * pool.page_size)
+        self._note_start(request, found.num_loaded_pages * self.pool.page_size)
         request.slot = self._free_slots.pop()
         request.status = Status.RUNNING
         self.running.append(request)
         self._note_filling(request, filling)
         return count
-
-    def _shared_pages(self, request: Request) -> tuple[list[int], int]:
-        """Pages that hold the start of the request, and how many tokens of it; the last may be partly filled."""
-        pool, leader = self.pool, request.leader
-        if leader is not None and leader.status is Status.RUNNING and leader.num_computed >= leader.prompt_len:
-            # The last prompt token is computed again, for its logits; all before it is the leader's.
-            num_tokens = request.prompt_len - 1
-            return leader.pages[: pool.pages_for(num_tokens)], num_tokens
-        cache = pool.prefix_cache
-        if cache is None or request.wants_prompt_logprobs:
-            return [], 0
-        full = (request.num_tokens - 1) // pool.page_size
-        pages = cache.find(request.page_hashes(full, pool.page_size))
-        return pages, len(pages) * pool.page_size
-
-    def _offloaded_pages(self, request: Request, num_computed: int) -> list[bytes]:
-        """Hashes of the pages in host memory that go on where the first `num_computed` tokens end."""
-        host, page_size = self.pool.host, self.pool.page_size
-        if host is None or request.wants_prompt_logprobs or num_computed % page_size:
-            return []
-        full = (request.num_tokens - 1) // page_size
-        return host.find(request.page_hashes(full, page_size)[num_computed // page_size :])
-
-    def _load_pages(self, hashes: list[bytes], pages: list[int]) -> None:
-        """Have pages brought back from host memory; later rows may already share them, as the step runs after that."""
-        host, cache = self.pool.host, self.pool.prefix_cache
-        for digest, page in zip(hashes, pages, strict=False):
-            assert host is not None
-            assert cache is not None
-            host.load(digest, page)
-            cache.insert(digest, page)
 
     # Prompts that start alike and come at the same time: the first computes, the others wait for its pages
 
@@ -404,23 +340,12 @@ class Scheduler:
                 request.num_pending += 1
             # Later steps may already share these pages: they run after this one.
             if end // page_size > start // page_size:
-                self._cache_full_pages(request, start)
+                self.tables.cache_full_pages(request, start)
         rows.sort(key=lambda row: row.num_tokens > 1)
         self._stats.num_steps += 1
         self._stats.last_step_tokens = sum(plan.counts.values())
         saves, loads = self.pool.host.take_moves() if self.pool.host is not None else ([], [])
         return ScheduledStep(rows, list(plan.copies), saves, loads)
-
-    def _cache_full_pages(self, request: Request, start: int) -> None:
-        """Enter pages into the prefix cache that are full of known tokens, from the page of token `start` on."""
-        cache, page_size = self.pool.prefix_cache, self.pool.page_size
-        if cache is None:
-            return
-        full = min(request.num_computed, len(request.token_ids)) // page_size
-        first = start // page_size
-        if full > first:
-            for page, digest in enumerate(request.page_hashes(full, page_size)[first:], start=first):
-                cache.insert(digest, request.pages[page])
 
     def _preempt(self, request: Request) -> None:
         """Take a running request's pages away; it will be computed again from its tokens."""
@@ -446,7 +371,7 @@ class Scheduler:
         elif known - request.prompt_len == request.max_tokens or known > self.max_sequence_tokens:
             self._finish(request, "length")
         elif known % self.pool.page_size == 0 and request.status is Status.RUNNING:
-            self._cache_full_pages(request, known - 1)
+            self.tables.cache_full_pages(request, known - 1)
         first = known - request.prompt_len == 1
         return EngineOutput(
             request_id=request.request_id,
@@ -481,7 +406,6 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         self.running.remove(request)
-        self.pool.release(request.pages)
+        self.tables.release(request)
         self._free_slots.append(request.slot)
-        request.pages, request.slot = [], -1
-        request.shares_last_page = False
+        request.slot = -1

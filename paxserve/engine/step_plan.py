@@ -61,7 +61,7 @@ class StepPlan:
         """Prompts that stay unfinished after this step."""
         self.num_long_partial = 0
         """Those of them that count as long."""
-        self._copies: dict[Request, tuple[int, int]] = {}
+        self._copies: dict[Request, list[tuple[int, int]]] = {}
 
     def add(self, request: Request, count: int) -> None:
         """Have the request compute `count` tokens."""
@@ -70,7 +70,7 @@ class StepPlan:
 
     def copy_page(self, request: Request, source: int, target: int) -> None:
         """Have the request write to a copy of a page instead of the page itself."""
-        self._copies[request] = source, target
+        self._copies.setdefault(request, []).append((source, target))
 
     def drop(self, request: Request) -> None:
         """Take back whatever was planned for the request: its pages are about to be another's."""
@@ -80,4 +80,4 @@ class StepPlan:
     @property
     def copies(self) -> Iterable[tuple[int, int]]:
         """(from, to) of the pages to copy ahead of the step."""
-        return self._copies.values()
+        return [copy for copies in self._copies.values() for copy in copies]

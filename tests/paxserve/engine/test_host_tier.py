@@ -21,8 +21,9 @@ def test_the_least_recently_used_is_replaced():
     tier.keep(A, 12)  # is there already
     assert tier.take_moves() == ([(10, 0), (11, 1)], [])
     tier.keep(C, 13)
-    assert tier.find([A, C]) == [A, C]
-    assert tier.find([B]) == []
+    assert A in tier
+    assert C in tier
+    assert B not in tier
     assert tier.take_moves() == ([(13, 1)], [])
     tier.check_integrity()
 
@@ -34,12 +35,12 @@ def test_what_is_about_to_be_loaded_is_not_replaced():
     tier.take_moves()
     tier.pin([A, B])
     tier.keep(C, 12)
-    assert tier.find([C]) == []
+    assert C not in tier
     tier.load(A, 5)
     assert tier.take_moves() == ([], [(0, 5)])
     tier.keep(C, 12)  # the pins ended with the step; B is now the oldest
-    assert tier.find([A]) == [A]
-    assert tier.find([B]) == []
+    assert A in tier
+    assert B not in tier
 
 
 def test_clearing_frees_every_slot():

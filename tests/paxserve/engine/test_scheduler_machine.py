@@ -8,8 +8,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from models.layer_groups import Reach
 from paxserve.engine.host_tier import HostTier
 from paxserve.engine.kv_cache import PagePool
+from paxserve.engine.page_tables import NO_PAGE
 from paxserve.engine.request import expand_choices
 from paxserve.engine.scheduler import Scheduler
 from paxserve.engine.step_plan import RowResult
@@ -19,19 +21,33 @@ from paxserve.sampling_params import SamplingParams
 EOS, STOP = 0, 1
 EMPTY = None
 ROOTS = {}
-"""An object for each combination of salt and keys, where its prefixes begin."""
+"""An object for each group of layers and combination of salt and keys, where its prefixes begin."""
+GROUPS = [
+    (Reach(),),
+    (Reach(),),
+    (Reach(window=3),),
+    (Reach(), Reach(window=4), Reach(window=4)),
+    (Reach(window=2), Reach(window=7)),
+    (Reach(), Reach(), Reach(window=1), Reach(chunk=12)),
+]
 
 
-def root_of(source):
-    """What all prefixes of a request start from; interned, as prefixes are compared by identity."""
-    return ROOTS.setdefault((source.cache_salt, *source.cache_keys), object())
+def root_of(source, group):
+    """What a group's prefixes of a request start from; interned, as prefixes are compared by identity."""
+    return ROOTS.setdefault((group, source.cache_salt, *source.cache_keys), object())
+
+
+def keys_of(request, group, pool):
+    """What the request's full pages of a group are found by."""
+    suffix = bytes([group]) if len(pool.reaches) > 1 else b""
+    return [digest + suffix for digest in request.page_hashes(len(request.token_ids) // pool.page_size, pool.page_size)]
 
 
 class Device:
     """Runs steps in the order of their launch. A cell holds the whole prefix that its keys and values stand for.
 
-    A prefix is a linked pair (prefix before, token), starting at the request's cache salt and keys, so that equal cells
-    mean equal tokens all the way down, and equal salts and keys.
+    A prefix is a linked pair (prefix before, token), starting at the page's group and the request's salt and keys, so
+    that equal cells mean equal tokens all the way down, and equal groups, salts and keys.
     """
 
     def __init__(self, num_pages, page_size, salt):
@@ -73,7 +89,7 @@ class Device:
         written, plans = {}, []
         for row in step.rows:
             plans.append((row, self._plan(row, sources[row.request.request_id], pool, written)))
-        read = {row.request: set(row.request.pages) for row in step.rows}
+        read = {row.request: {page for table in row.request.tables for page in table} for row in step.rows}
         for page, writer in written.items():
             others = [r for r, pages in read.items() if r is not writer and page in pages]
             assert not others, f"page {page} is written while another row reads it"
@@ -90,18 +106,21 @@ class Device:
         end = row.start + row.num_tokens
         assert end <= len(tokens)
         assert row.samples == (end == len(tokens))
-        prefix, plan = root_of(source), []
-        for i, token in enumerate(tokens[:end]):
-            prefix = self.prefix(prefix, token)
-            page = request.pages[i // size]
-            if i < row.start:
-                assert self.cells[page][i % size] is prefix, f"position {i} of {request.request_id} is not in its page"
-            else:
-                assert pool.ref_count(page) == 1, f"page {page} is written but shared"
-                assert written.setdefault(page, request) is request, f"page {page} has two writers"
-                plan.append((page, i % size, prefix))
-            if i >= max(row.start, len(request.token_ids)):  # the host cannot say which token this is
-                assert self._last_tokens[request.slot] == (request.request_id, request.index, i)
+        plan = []
+        for group, (table, reach) in enumerate(zip(request.tables, pool.reaches, strict=True)):
+            prefix = root_of(source, group)
+            for i, token in enumerate(tokens[:end]):
+                prefix = self.prefix(prefix, token)
+                page = table[i // size]
+                if i >= row.start:
+                    assert pool.ref_count(page) == 1, f"page {page} is written but shared"
+                    assert written.setdefault(page, request) is request, f"page {page} has two writers"
+                    plan.append((page, i % size, prefix))
+                elif i >= reach.first_seen(row.start):
+                    assert page != NO_PAGE
+                    assert self.cells[page][i % size] is prefix, f"position {i} of {request.request_id} is not there"
+        for i in range(max(row.start, len(request.token_ids)), end):  # the host cannot say which token this is
+            assert self._last_tokens[request.slot] == (request.request_id, request.index, i)
         return plan
 
     def _compute(self, row, plan, source):
@@ -133,13 +152,15 @@ class EngineMachine(RuleBasedStateMachine):
         salt=st.integers(0, 10**6),
         partial=st.sampled_from([(1, 1, 0), (1, 1, 0), (1, 1, 3), (2, 1, 3), (3, 3, 2)]),
         num_slots=st.sampled_from([0, 1, 3, 8, 30]),
+        reaches=st.sampled_from(GROUPS),
     )
     def start(
         self, num_pages, page_size, max_num_seqs, budget, chunked, caching, max_model_len, depth, salt, partial,
-        num_slots=0,
+        num_slots=0, reaches=GROUPS[0],
     ):  # fmt: skip
+        num_pages *= len(reaches)
         host = HostTier(num_slots) if caching and num_slots else None
-        self.pool = PagePool(num_pages, page_size, enable_prefix_caching=caching, host=host)
+        self.pool = PagePool(num_pages, page_size, enable_prefix_caching=caching, host=host, reaches=reaches)
         num_partial, num_long, self.threshold = partial if chunked else (1, 1, 0)
         self.scheduler = Scheduler(
             self.pool, max_num_seqs=max_num_seqs, max_num_batched_tokens=max(budget, max_num_seqs),
@@ -325,7 +346,7 @@ class EngineMachine(RuleBasedStateMachine):
         unfinished = [*scheduler.running, *scheduler.waiting]
         assert {(r.request_id, r.index) for r in unfinished} == set(self.open)
         stats = scheduler.stats()
-        assert 0 <= stats.wasted_tokens <= len(scheduler.running) * self.pool.page_size
+        assert 0 <= stats.wasted_tokens <= len(scheduler.running) * self.pool.page_size * len(self.pool.reaches)
         assert stats.prefix_cache_hits <= stats.prefix_cache_queries
         assert stats.offloaded_hits <= stats.offloaded_queries <= stats.prefix_cache_queries
 
@@ -335,12 +356,13 @@ class EngineMachine(RuleBasedStateMachine):
         if cache is None:
             return
         for request in (*self.scheduler.running, *self.scheduler.waiting):
-            prefix = root_of(self.sources[request.request_id])
-            hashes = request.page_hashes(len(request.token_ids) // size, size)
-            for start, page in enumerate(cache.find(hashes)):
-                for offset, token in enumerate(request.token_ids[start * size : (start + 1) * size]):
-                    prefix = self.device.prefix(prefix, token)
-                    assert self.device.cells[page][offset] is prefix
+            for group in range(len(self.pool.reaches)):
+                prefix = root_of(self.sources[request.request_id], group)
+                for place, key in enumerate(keys_of(request, group, self.pool)):
+                    page = cache.page_of(key)
+                    for offset, token in enumerate(request.token_ids[place * size : (place + 1) * size]):
+                        prefix = self.device.prefix(prefix, token)
+                        assert page is None or self.device.cells[page][offset] is prefix
 
     @invariant()
     def offloaded_pages_hold_what_their_hash_says(self):
@@ -349,14 +371,14 @@ class EngineMachine(RuleBasedStateMachine):
             return
         coming = {slot: page for page, slot in host.pending_saves}
         for request in (*self.scheduler.running, *self.scheduler.waiting):
-            prefix = root_of(self.sources[request.request_id])
-            hashes = request.page_hashes(len(request.token_ids) // size, size)
-            for start, digest in enumerate(host.find(hashes)):
-                slot = host.slot_of(digest)
-                held = self.device.cells[coming[slot]] if slot in coming else self.device.slots[slot]
-                for offset, token in enumerate(request.token_ids[start * size : (start + 1) * size]):
-                    prefix = self.device.prefix(prefix, token)
-                    assert held[offset] is prefix
+            for group in range(len(self.pool.reaches)):
+                prefix = root_of(self.sources[request.request_id], group)
+                for place, key in enumerate(keys_of(request, group, self.pool)):
+                    slot = host.slot_of(key) if key in host else None
+                    held = self.device.cells[coming[slot]] if slot in coming else self.device.slots.get(slot)
+                    for offset, token in enumerate(request.token_ids[place * size : (place + 1) * size]):
+                        prefix = self.device.prefix(prefix, token)
+                        assert slot is None or held[offset] is prefix
 
     def teardown(self):
         if not hasattr(self, "scheduler"):
