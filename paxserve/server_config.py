@@ -81,9 +81,11 @@ class LimitConfig:
     max_bad_words: int = MAX_BAD_WORDS
     """Most bad_words in a request."""
     max_num_queued_reqs: int | None = None
-    """Most requests that may wait to be begun; more get a 503 with Retry-After."""
+    """Most requests that may wait to be begun; more get a 429 with Retry-After."""
     max_num_queued_tokens: int | None = None
-    """Most prompt tokens of waiting requests; more get a 503 with Retry-After."""
+    """Most prompt tokens of waiting requests; more get a 429 with Retry-After."""
+    queue_full_status: int = 429
+    """What a full queue answers: 429, which clients know as a rate limit, or 503 as in vLLM; with Retry-After."""
     request_timeout: float = 0.0
     """Seconds after which a request is ended, finished or not (finish_reason abort); 0 is never."""
     chat_template_timeout: float = 30.0
@@ -194,6 +196,7 @@ class ServerConfig(ListenConfig, LimitConfig, AnswerConfig, OperationConfig):
         self._expect(1 <= self.max_n <= MAX_N, "max_n", f"between 1 and {MAX_N}")
         for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
             self._expect(getattr(self, name) is None or getattr(self, name) >= 1, name, "at least 1")
+        self._expect(self.queue_full_status in (429, 503), "queue_full_status", "429 or 503")
         self._expect(self.request_timeout >= 0, "request_timeout", "at least 0")
         self._expect(self.sse_keep_alive_interval >= 0, "sse_keep_alive_interval", "at least 0")
         if (self.fingerprint_mode == "custom") != (self.fingerprint_value is not None):

@@ -15,6 +15,8 @@ REFUSALS: dict[State, str] = {
     "draining": "The server is shutting down.",
 }
 UNAVAILABLE = 503
+TOO_MANY = 429
+"""What a full queue answers: OpenAI's clients raise it as `RateLimitError`, and try again by themselves."""
 
 
 class Admission:
@@ -25,9 +27,11 @@ class Admission:
         *,
         max_requests: int | None = None,
         max_tokens: int | None = None,
+        full_code: int = TOO_MANY,
         on_refusal: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._max_requests, self._max_tokens, self._on_refusal = max_requests, max_tokens, on_refusal
+        self._full_code = full_code
         self._waiting: dict[str, int] = {}
         self._state: State = "open"
         self._changed = asyncio.Event()
@@ -56,7 +60,7 @@ class Admission:
             raise RequestError(REFUSALS[self._state], code=UNAVAILABLE)
 
     def admit(self, requests: Sequence[EngineRequest]) -> None:
-        """Count these requests as waiting. Raises `RequestError` (503) when the queue has no room for all of them."""
+        """Count these requests as waiting. Raises `RequestError` when the queue has no room for all of them."""
         if self._state in REFUSALS:
             raise RequestError(REFUSALS[self._state], code=UNAVAILABLE)
         count, tokens = len(requests), sum(len(request.prompt_token_ids) for request in requests)
@@ -74,5 +78,6 @@ class Admission:
             return
         self._on_refusal(reason)
         raise RequestError(
-            f"The server is overloaded: {queued} of {limit} are queued ({reason}). Try again later.", code=UNAVAILABLE
+            f"The server is overloaded: {queued} of {limit} are queued ({reason}). Try again later.",
+            code=self._full_code,
         )

@@ -18,7 +18,8 @@ KEY_HEADER_PATHS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
 
 
 class ApiKeyGuard:
-    """ASGI middleware that answers 401 unless the request bears the key that its path asks for.
+    """ASGI middleware that answers 401 unless the request bears the key that its path asks for, 403 to a client's key
+    where only the admin's will do.
 
     It looks at the path that the router will look at, never at the Host header or a rebuilt URL, and an unusual
     spelling of an open path (`//health`) is simply not open.
@@ -38,6 +39,9 @@ class ApiKeyGuard:
             return
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
+            return
+        if bears(scope, self.keys):
+            await error_response(error_body("This path needs an admin key.", 403))(scope, receive, send)
             return
         body = error_body("A valid API key is needed: send it as 'Authorization: Bearer KEY'.", 401)
         await error_response(body, {"WWW-Authenticate": "Bearer"}, path=scope["path"])(scope, receive, send)

@@ -45,7 +45,7 @@ ANTHROPIC_TYPES = {
 }
 
 RETRY_SECONDS = "2"
-"""When clients may try again a request that was not begun (503)."""
+"""When clients may try again a request that was not begun (429, 503)."""
 
 MAX_SHOWN_ERRORS = 10
 MAX_SHOWN_INPUT = 200
@@ -106,7 +106,7 @@ def body_of(error: Exception) -> ErrorBody:
 
 def error_response(body: ErrorBody, headers: Mapping[str, str] | None = None, *, path: str = "") -> Response:
     """The answer that carries an error body, in the shape that clients of `path` know."""
-    if body.error.code == 503:
+    if body.error.code in (429, 503):
         headers = {"Retry-After": RETRY_SECONDS, **(headers or {})}
     shaped = anthropic_body(body) if path.startswith(ANTHROPIC_PATH) else body
     return Response(msgspec.json.encode(shaped), body.error.code, headers, "application/json")

@@ -39,9 +39,9 @@ class ResponseStore:
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
 
     def put(self, response: StoredResponse) -> None:
-        """Keep a response. Raises `RequestError` (503) for one in the background when too many are worked at."""
+        """Keep a response. Raises `RequestError` (429) for one in the background when too many are worked at."""
         if response.task is None and response.body["background"] and self.num_running >= self._size:
-            raise RequestError("Too many responses run in the background. Try again later.", code=503)
+            raise RequestError("Too many responses run in the background. Try again later.", code=429)
         self._responses[response.body["id"]] = response
         total = sum(kept.num_characters for kept in self._responses.values())
         for response_id, old in list(self._responses.items()):

@@ -229,6 +229,7 @@ def build_engine(
     admission = Admission(
         max_requests=server_config.max_num_queued_reqs,
         max_tokens=server_config.max_num_queued_tokens,
+        full_code=server_config.queue_full_status,
         on_refusal=metrics.record_refusal,
     )
     endpoint = server_config.otlp_traces_endpoint

@@ -46,6 +46,7 @@ class Serving:
         admission = Admission(
             max_requests=config.max_num_queued_reqs,
             max_tokens=config.max_num_queued_tokens,
+            full_code=config.queue_full_status,
             on_refusal=metrics.record_refusal,
         )
         tracer = Tracer(config.otlp_traces_endpoint, "fake") if config.otlp_traces_endpoint else None

@@ -32,7 +32,7 @@ def test_the_queue_has_an_end(limits, reason):
     admission.admit(requests(10, 10))
     with pytest.raises(RequestError, match=reason) as error:
         admission.admit(requests(10, name="x"))
-    assert error.value.code == 503
+    assert error.value.code == 429
     assert refused == [reason]
     assert admission.num_waiting == 2
     admission.release("r0")

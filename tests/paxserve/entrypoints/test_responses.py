@@ -168,7 +168,7 @@ def test_too_much_in_the_background_is_refused():
         return answers, len(served.core.choices)
 
     answers, left = run(test, enable_responses_store=True, max_stored_responses=2)
-    assert [answer.status_code for answer in answers] == [200, 200, 503]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
     assert left == 0
 
 
