@@ -162,6 +162,8 @@ class SchedulerConfig:
     """Most of these that may be long; fewer lets short prompts overtake long ones."""
     long_prefill_token_threshold: int = 0
     """Prompts above it are long, and a request computes no more a step; 0: off (4 % of the context if several run)."""
+    short_prompt_share: float = 0.25
+    """Share of a step for waiting prompts that fit into it whole, ahead of those computed in parts; 0: none overtakes."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens"):
@@ -174,6 +176,8 @@ class SchedulerConfig:
         _expect(1 <= most_long <= most, "max_long_partial_prefills", f"between 1 and {most}", most_long)
         threshold = self.long_prefill_token_threshold
         _expect(threshold >= 0, "long_prefill_token_threshold", "at least 0", threshold)
+        share = self.short_prompt_share
+        _expect(0 <= share < 1, "short_prompt_share", "at least 0 and less than 1", share)
         if not self.enable_chunked_prefill and (most > 1 or threshold):
             raise ConfigError(
                 "max_num_partial_prefills and long_prefill_token_threshold split prompts: they need chunked prefill."

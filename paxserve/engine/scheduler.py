@@ -15,6 +15,7 @@ from typing import Self
 from paxserve.config import SchedulerConfig
 from paxserve.engine.kv_cache import PagePool
 from paxserve.engine.page_tables import PageTables
+from paxserve.engine.page_writers import PageWriters
 from paxserve.engine.request import Request, Status
 from paxserve.engine.step_plan import RowResult, ScheduledRow, ScheduledStep, StepPlan
 from paxserve.engine.waiting_queue import Deadlines, WaitingQueue, rank_of
@@ -39,6 +40,7 @@ class Scheduler:
         max_num_partial_prefills: int = 1,
         max_long_partial_prefills: int = 1,
         long_prefill_token_threshold: int = 0,
+        short_prompt_share: float = 0.25,
     ) -> None:
         self.pool = pool
         self.tables = PageTables(pool)
@@ -49,6 +51,7 @@ class Scheduler:
         self.max_num_partial_prefills = max_num_partial_prefills
         self.max_long_partial_prefills = max_long_partial_prefills
         self.long_prefill_token_threshold = long_prefill_token_threshold
+        self.short_prompt_share = short_prompt_share if enable_chunked_prefill else 0.0
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
@@ -69,6 +72,7 @@ class Scheduler:
             max_num_partial_prefills=config.max_num_partial_prefills,
             max_long_partial_prefills=config.max_long_partial_prefills,
             long_prefill_token_threshold=config.long_prefill_threshold(max_model_len),
+            short_prompt_share=config.short_prompt_share,
         )
 
     # Requests in and out
@@ -156,6 +160,8 @@ class Scheduler:
                 plan.add(request, 1)
             else:
                 self._continue(request, plan)
+        if prefills and len(self.running) == num_running:
+            num_running += self._admit_short(plan, prefills)
         for request in prefills:
             if plan.budget > 0 and request.status is Status.RUNNING:
                 self._continue(request, plan)
@@ -226,18 +232,41 @@ class Scheduler:
         plan.num_partial += 1
         plan.num_long_partial += self._is_long(request)
 
-    def _admit(self, plan: StepPlan) -> None:
-        """Start waiting requests in order of rank while tokens, slots and pages last."""
+    def _admit_short(self, plan: StepPlan, prefills: list[Request]) -> int:
+        """Let short prompts overtake those that are being computed in parts; returns how many were started.
+
+        They get a share of the step's tokens, fit into it whole, have no worse priority, and come only while there
+        are pages to spare: they must not cost those that run theirs.
+        """
+        share = min(plan.budget, int(self.max_num_batched_tokens * self.short_prompt_share))
+        left = plan.budget - sum(request.num_tokens - request.num_computed for request in prefills)
+        if left >= share:
+            return 0
+        missing = sum(self.pool.pages_for(request.num_tokens) - len(request.pages) for request in prefills)
+        wanted = missing + len(self.running) + self.pool.pages_for(share)
+        if wanted * self.tables.num_groups > self.pool.num_free:
+            return 0
+        kept = plan.budget - share
+        plan.budget = share
+        num_started = self._admit(plan, only_short=True, worst_priority=prefills[0].rank[0])
+        plan.budget += kept
+        return num_started
+
+    def _admit(self, plan: StepPlan, *, only_short: bool = False, worst_priority: int | None = None) -> int:
+        """Start waiting requests in order of rank while tokens, slots and pages last; returns how many were."""
         if not self.waiting or plan.budget <= 0 or not self._free_slots:
-            return
-        filling = self._pages_being_filled()
+            return 0
+        writers = PageWriters(self.pool, self.running)
         admitted: list[Request] = []
         num_passed_over = 0
         for request in self.waiting:
-            if request.num_pending or self._waits_for_leader(request):
+            if worst_priority is not None and request.rank[0] > worst_priority:
+                break
+            is_too_long = only_short and request.num_tokens > plan.budget
+            if is_too_long or request.num_pending or self._waits_for_leader(request):
                 count = None
             else:
-                count = self._start(request, plan, filling)
+                count = self._start(request, plan, writers, is_whole=only_short)
             if count == 0:
                 break
             if count is None:
@@ -252,6 +281,7 @@ class Scheduler:
                 break
         for request in admitted:
             self.waiting.remove(request)
+        return len(admitted)
 
     def _waits_for_leader(self, request: Request) -> bool:
         leader = request.leader
@@ -259,18 +289,21 @@ class Scheduler:
             return False
         return leader.status is Status.WAITING or leader.num_computed < leader.prompt_len
 
-    def _start(self, request: Request, plan: StepPlan, filling: dict[bytes, Request]) -> int | None:
+    def _start(self, request: Request, plan: StepPlan, writers: PageWriters, *, is_whole: bool) -> int | None:
         """Give a waiting request pages and a slot; returns the tokens it computes.
 
-        0 means that it, and all behind it, must wait for pages or tokens, None that it waits for another request.
+        0 means that it, and all behind it, must wait for pages or tokens, None that it waits for another request
+        (or, with `is_whole`, for a step that it fits into as a whole).
         """
         found = self.tables.find(request)
         num_computed = found.num_tokens
-        if self._is_being_computed(request, num_computed, filling):
+        if writers.has_page_for(request, num_computed):
             return None
         remaining = request.num_tokens - num_computed
         count = self._chunk(request, remaining, plan)
         if count < remaining:
+            if is_whole:
+                return None
             if not self.enable_chunked_prefill and remaining <= self.max_num_batched_tokens:
                 return 0
             if plan.num_partial >= self.max_num_partial_prefills:
@@ -286,32 +319,8 @@ class Scheduler:
         request.slot = self._free_slots.pop()
         request.status = Status.RUNNING
         self.running.append(request)
-        self._note_filling(request, filling)
+        writers.note(request)
         return count
-
-    # Prompts that start alike and come at the same time: the first computes, the others wait for its pages
-
-    def _pages_being_filled(self) -> dict[bytes, Request]:
-        """The hash of the prompt page that each running prefill is about to fill."""
-        filling: dict[bytes, Request] = {}
-        for request in self.running:
-            self._note_filling(request, filling)
-        return filling
-
-    def _note_filling(self, request: Request, filling: dict[bytes, Request]) -> None:
-        page_size = self.pool.page_size
-        page = request.num_computed // page_size
-        if self.pool.prefix_cache is not None and (page + 1) * page_size <= request.prompt_len:
-            filling.setdefault(request.hash_of_page(page, page_size), request)
-
-    def _is_being_computed(self, request: Request, num_computed: int, filling: dict[bytes, Request]) -> bool:
-        """Whether a running request of lower rank is about to compute what this one needs first."""
-        page_size = self.pool.page_size
-        page = num_computed // page_size
-        if not filling or request.wants_prompt_logprobs or (page + 1) * page_size >= request.num_tokens:
-            return False
-        writer = filling.get(request.hash_of_page(page, page_size))
-        return writer is not None and writer.rank < request.rank
 
     def _note_start(self, request: Request, num_from_host: int) -> None:
         if request.num_preemptions:

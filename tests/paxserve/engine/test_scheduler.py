@@ -319,3 +319,51 @@ def test_a_long_prompt_is_served_in_bounded_time_under_a_stream_of_short_ones():
             break
     # Others take at most three of the eight tokens of a step, once one of the first four has ended.
     assert step < 20 + 200 / 5
+
+
+@pytest.mark.parametrize(("share", "seen"), [(0.25, True), (0.0, False)])
+def test_a_short_prompt_does_not_wait_for_a_long_one_that_came_before(share, seen):
+    driver = Driver(num_pages=128, budget=16, short_prompt_share=share)
+    driver.add("long", range(1000, 1100), max_tokens=1)
+    first = driver.schedule()
+    driver.add("big", range(300, 305), max_tokens=1)  # above the share: in order of arrival
+    driver.add("short", range(400, 404), max_tokens=1)
+    driver.add("next", range(500, 504), max_tokens=1)  # the share is spent
+    assert shape_of(first) == [("long", 0, 16, False)]
+    ordered = [("long", 16, 16, False)]
+    second = driver.schedule()
+    assert shape_of(second) == ([("short", 0, 4, True), ("long", 16, 12, False)] if seen else ordered)
+    driver.finish(first)
+    driver.finish(second)
+    driver.run()
+    assert len(driver.outputs) == 4
+
+
+def test_a_long_prompt_loses_no_more_than_the_share_to_short_ones_without_end():
+    driver = Driver(num_pages=256, seqs=8, budget=16)
+    driver.add("long", range(1000, 1200), max_tokens=1)
+    for step in range(100):
+        driver.add(f"short{step}", range(2000 + 8 * step, 2004 + 8 * step), max_tokens=1)
+        driver.finish(driver.schedule())
+        if ("long", 0) in driver.outputs:
+            break
+    assert step == pytest.approx(200 / 12, abs=1)
+    assert len(driver.outputs) >= step
+
+
+def test_no_short_prompt_overtakes_one_of_better_priority_or_takes_the_last_pages():
+    driver = Driver(num_pages=128, budget=16)
+    driver.add("long", range(1000, 1100), max_tokens=1)
+    driver.finish(driver.schedule())
+    driver.add("worse", range(300, 304), max_tokens=1, priority=1)
+    assert shape_of(driver.schedule()) == [("long", 16, 16, False)]
+    scarce = Driver(num_pages=26, budget=16)  # 25 of them are the long one's
+    scarce.add("long", range(1000, 1100), max_tokens=1)
+    scarce.finish(scarce.schedule())
+    scarce.add("short", range(300, 304), max_tokens=1)
+    for _ in range(5):
+        step = scarce.schedule()
+        assert {name for name, *_ in shape_of(step)} == {"long"}
+        scarce.finish(step)
+    scarce.run()
+    assert set(scarce.outputs) == {("long", 0), ("short", 0)}
