@@ -25,8 +25,9 @@ from paxserve.messages import EngineOutput, EngineStats
 class Scheduler:
     """A token budget handed out in order of rank, with chunked prefill, shared pages and preemption by recompute.
 
-    Rank is priority, then arrival; without priorities that is first come, first served. Nothing of a running
-    request is taken for a waiting one; when pages run out, the running request of the highest rank gives up its own.
+    Rank is priority, then arrival; without priorities that is first come, first served, but for short prompts, which
+    overtake one that is being computed in parts. No page of a running request is taken for a waiting one; when pages
+    run out, the running request of the highest rank gives up its own.
     """
 
     def __init__(
