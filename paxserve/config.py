@@ -163,7 +163,7 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
     """Prompts above it are long, and a request computes no more a step; 0: off (4 % of the context if several run)."""
     short_prompt_share: float = 0.25
-    """Share of a step for waiting prompts that fit into it whole, ahead of those computed in parts; 0: none overtakes."""
+    """Share of a step for waiting prompts that fit into it whole, ahead of those computed in parts; 0: for none."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens"):
