@@ -33,9 +33,10 @@ def bias_row(request: Request, state: BiasState, vocab_size: int) -> np.ndarray:
         row[params.allowed_token_ids] = 0.0
     for token, bias in (params.logit_bias or {}).items():
         row[token] += bias
-    for number, word in enumerate(params.bad_words_token_ids):
-        if len(word) == 1 or number in due:
-            row[word[-1]] = -np.inf
+    barred = {word[-1] for number, word in enumerate(params.bad_words_token_ids) if len(word) == 1 or number in due}
     if bars_stops:
-        row[list(request.stop_token_ids)] = -np.inf
+        barred |= request.stop_token_ids
+    # A row of nothing but minus infinity would let any token out: where all that is allowed is barred, allowed wins.
+    if params.allowed_token_ids is None or not barred.issuperset(params.allowed_token_ids):
+        row[list(barred)] = -np.inf
     return row
