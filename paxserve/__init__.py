@@ -10,10 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paxserve.beam_search_params import BeamSearchParams
     from paxserve.config import EngineConfig
     from paxserve.errors import ConfigError, EngineDeadError, PaxserveError, RequestError
     from paxserve.llm import LLM
-    from paxserve.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+    from paxserve.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
+        CompletionOutput,
+        Logprob,
+        RequestMetrics,
+        RequestOutput,
+    )
     from paxserve.pooling_outputs import (
         ClassificationRequestOutput,
         EmbeddingRequestOutput,
@@ -26,6 +34,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "ClassificationRequestOutput",
     "CompletionOutput",
     "ConfigError",
@@ -48,10 +59,14 @@ __all__ = [
 _HOMES = {
     "LLM": "paxserve.llm",
     "SamplingParams": "paxserve.sampling_params",
+    "BeamSearchParams": "paxserve.beam_search_params",
     "PoolingParams": "paxserve.pooling_params",
     "EngineConfig": "paxserve.config",
     **dict.fromkeys(("ConfigError", "EngineDeadError", "PaxserveError", "RequestError"), "paxserve.errors"),
-    **dict.fromkeys(("CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput"), "paxserve.outputs"),
+    **dict.fromkeys(
+        ("BeamSearchOutput", "BeamSearchSequence", "CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput"),
+        "paxserve.outputs",
+    ),
     **dict.fromkeys(
         ("ClassificationRequestOutput", "EmbeddingRequestOutput", "PoolingRequestOutput", "ScoringRequestOutput"),
         "paxserve.pooling_outputs",

@@ -7,6 +7,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from paxserve.beam_search_params import BeamSearchParams
 from paxserve.chat import Message, encode_chat, render_chat_text
 from paxserve.config import EngineConfig
 from paxserve.engine.cores import open_core
@@ -18,7 +19,7 @@ from paxserve.interrupt import deferred_interrupt
 from paxserve.loaders.checkpoint import open_tokenizer
 from paxserve.loaders.tokenizer import Tokenizer
 from paxserve.messages import EngineRequest, EngineStats
-from paxserve.outputs import RequestOutput
+from paxserve.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
 from paxserve.pooling_llm import PoolingMethods
 from paxserve.progress import Progress
 from paxserve.sampling_params import SamplingParams
@@ -120,6 +121,25 @@ class LLM(PoolingMethods):
             raise
         self._drain()
 
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool | Callable[..., tqdm] = False
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` best outputs of each prompt, found as transformers' `generate(num_beams=...)` finds them.
+
+        Unlike vLLM's, a score counts the tokens of the output alone, with the one that ends it.
+        """
+        self._need_generation("beam_search")
+        prompts = as_prompts(prompts)
+        sampling = SamplingParams(
+            n=params.beam_width, max_tokens=params.max_tokens, ignore_eos=params.ignore_eos,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+        )  # fmt: skip
+        requests = [
+            (self._inputs.process(next(self._request_ids), prompt, sampling, beam_search=params), prompt_text(prompt))
+            for prompt in prompts
+        ]
+        return [self._as_beams(output, params) for output in self._run(requests, use_tqdm)]
+
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises `RequestError` with `skip_tokenizer_init`."""
         if self._tokenizer is None:
@@ -144,6 +164,27 @@ class LLM(PoolingMethods):
                 f"LLM.{method}() is only supported for generative models: this one gives vectors or scores. "
                 "Try runner='generate' if the model can do both."
             )
+
+    def _as_beams(self, output: RequestOutput, params: BeamSearchParams) -> BeamSearchOutput:
+        prompt = output.prompt
+        if prompt is None:
+            prompt = (
+                self._tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False) if self._tokenizer else ""
+            )
+        sequences = []
+        for choice in output.outputs:
+            logprob = choice.cumulative_logprob
+            assert logprob is not None, "a beam came without its log-probability"
+            sequence = BeamSearchSequence(
+                tokens=[*output.prompt_token_ids, *choice.token_ids],
+                text=prompt + choice.text,
+                cum_logprob=logprob,
+                score=logprob / len(choice.token_ids) ** params.length_penalty,
+                finish_reason=choice.finish_reason,
+                stop_reason=choice.stop_reason,
+            )
+            sequences.append(sequence)
+        return BeamSearchOutput(sequences=sequences)
 
     def _as_params(self, sampling_params: ParamsChoice, count: int) -> list[SamplingParams]:
         if sampling_params is None:

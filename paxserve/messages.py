@@ -5,6 +5,7 @@ Plain dataclasses, so that msgspec can send them between processes without pickl
 
 from dataclasses import dataclass, field
 
+from paxserve.beam_search_params import BeamSearchParams
 from paxserve.pooling_params import PoolingParams
 from paxserve.sampling_params import SamplingParams
 
@@ -30,6 +31,8 @@ class EngineRequest:
     """Set when a vector is wanted instead of tokens; `params` then say nothing."""
     num_first: int | None = None
     """Tokens of the first of two texts, for encoders that tell them apart; None when there is one text."""
+    beam_search: BeamSearchParams | None = None
+    """Search for the `n` best outputs instead of sampling; they come when all of them are complete."""
 
 
 @dataclass(slots=True)
@@ -65,6 +68,8 @@ class EngineOutput:
     num_preemptions: int = 0
     pooled: bytes | None = None
     """A pooling request's float32 numbers: a vector, or one for each token, one after another."""
+    cumulative_logprob: float | None = None
+    """Log-probability of the whole output, where it was found by beam search."""
 
 
 @dataclass(slots=True, kw_only=True)

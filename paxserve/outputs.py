@@ -54,3 +54,25 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class BeamSearchSequence:
+    """One of the outputs that a beam search found."""
+
+    tokens: list[int]
+    """Prompt and output."""
+    text: str
+    """The text of both."""
+    cum_logprob: float
+    score: float
+    """What the sequences are ordered by: the log-probability over the output's length to the power of the penalty."""
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class BeamSearchOutput:
+    """What a beam search found for one prompt, the best first."""
+
+    sequences: list[BeamSearchSequence]

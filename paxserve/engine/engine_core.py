@@ -17,6 +17,7 @@ import numpy as np
 from pallas_kernels.ragged_paged_attention import pool_bytes_per_page
 from paxserve.config import EngineConfig
 from paxserve.engine.attention_choice import settle_backend
+from paxserve.engine.beam_group import first_beam
 from paxserve.engine.host_tier import HostTier
 from paxserve.engine.kv_cache import PagePool
 from paxserve.engine.model_runner import Launched, ModelRunner
@@ -117,15 +118,25 @@ class EngineCore(Profiling):
         else:
             seeds = [seed + index for index in range(n)]
         deadline = None if request.timeout is None else request.arrival_time + request.timeout
-        self.scheduler.add(expand_choices(request, seeds, self._num_arrivals), deadline)
+        if request.beam_search is None:
+            choices = expand_choices(request, seeds, self._num_arrivals)
+        else:
+            self._check_beams(request.beam_search.beam_width)
+            choices = [first_beam(request, self._num_arrivals, limit)]
+        self.scheduler.add(choices, deadline)
         self._num_arrivals += 1
+
+    def _check_beams(self, width: int) -> None:
+        most = self.model_info.max_num_seqs
+        if width > most:
+            raise RequestError(f"beam_width must be at most max_num_seqs={most}, got {width}.", "beam_width")
 
     def abort_requests(self, targets: Iterable[tuple[str, int | None]]) -> None:
         """End requests, or single choices of them, whoever still waits for their output hears "abort"."""
         for request_id, index in targets:
-            for request in self.scheduler.abort(request_id, index):
+            for ended in self.scheduler.abort(request_id, index):
                 self._aborted.append(
-                    EngineOutput(request_id=request_id, index=request.index, new_token_ids=[], finish_reason="abort")
+                    EngineOutput(request_id=request_id, index=ended, new_token_ids=[], finish_reason="abort")
                 )
 
     def set_priority(self, request_id: str, priority: int) -> None:

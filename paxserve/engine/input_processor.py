@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from paxserve.beam_search_params import BeamSearchParams
 from paxserve.config import ModelConfig
 from paxserve.errors import ConfigError, RequestError
 from paxserve.loaders.json_file import read_json_object
@@ -139,6 +140,7 @@ class InputProcessor:
         cache_salt: str | None = None,
         priority: int = 0,
         timeout: float | None = None,
+        beam_search: BeamSearchParams | None = None,
         add_special_tokens: bool = True,
         truncation_side: str = "left",
     ) -> EngineRequest:
@@ -158,6 +160,8 @@ class InputProcessor:
         if params.top_k >= self.vocab_size:
             params.top_k = 0
         params.eos_token_ids = list(self.eos_token_ids)
+        if beam_search is not None:
+            self._check_beams(beam_search, params)
         params.bad_words_token_ids = self._bad_words_token_ids(params.bad_words)
         return EngineRequest(
             request_id=request_id,
@@ -167,6 +171,7 @@ class InputProcessor:
             cache_salt=cache_salt,
             priority=priority,
             timeout=timeout,
+            beam_search=beam_search,
         )
 
     def _prompt_token_ids(self, prompt: Prompt, params: SamplingParams, add_special_tokens: bool) -> list[int]:
@@ -255,6 +260,16 @@ class InputProcessor:
             return
         asked = f"the whole vocabulary ({name}=-1)" if count == -1 else str(count)
         raise RequestError(f"Requested {name} of {asked}, which is greater than max allowed: {allowed}.", name)
+
+    def _check_beams(self, beam_search: BeamSearchParams, params: SamplingParams) -> None:
+        allowed = self.vocab_size if self.max_logprobs == -1 else self.max_logprobs
+        num_candidates = beam_search.num_candidates(len(params.all_stop_token_ids))
+        if num_candidates > allowed:
+            raise RequestError(
+                f"{beam_search.beam_width} beams look at {num_candidates} tokens at each place (as many as there are "
+                f"beams and tokens that end an output), which is greater than max_logprobs={allowed}.",
+                "beam_width",
+            )
 
     def _check_vocabulary(self, token_ids: Sequence[int], param: str) -> None:
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= self.vocab_size):

@@ -122,6 +122,8 @@ class _RequestState:
                 detokenizer.finish()
         choice.token_ids += output.new_token_ids[:num_kept]
         self._read_logprobs(choice, output, num_kept)
+        if output.cumulative_logprob is not None:
+            choice.cumulative_logprob = output.cumulative_logprob
         choice.has_news = True
         limit = self.request.params.repetition_detection
         if finish_reason is None and limit is not None and limit.is_reached(choice.token_ids):

@@ -190,6 +190,15 @@ class PageTables:
         request.shares_last_page = False
         return True
 
+    def fork(self, parent: Request, child: Request) -> None:
+        """Let a new request go on from where another is, on the same pages until one of them writes."""
+        stop = self.pool.pages_for(parent.num_computed)
+        child.tables, child.first_pages = [table[:stop] for table in parent.tables], list(parent.first_pages)
+        child.num_computed = parent.num_computed
+        self.pool.hold(self.held_by(child))
+        if parent.num_computed % self.pool.page_size:
+            child.shares_last_page = parent.shares_last_page = True
+
     def cache_full_pages(self, request: Request, start: int) -> None:
         """Enter pages into the prefix cache that are full of known tokens, from the page of token `start` on."""
         cache, page_size = self.pool.prefix_cache, self.pool.page_size

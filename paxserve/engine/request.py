@@ -2,12 +2,16 @@
 
 import dataclasses
 import enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paxserve.engine.prefix_cache import page_hash, root_hash
 from paxserve.messages import EngineRequest, TokenLogprobs
 from paxserve.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from paxserve.engine.beam_group import BeamGroup
 
 
 class Status(enum.Enum):
@@ -27,6 +31,7 @@ class Request:
     """
 
     def __init__(self, source: EngineRequest, *, index: int = 0, seed: int, arrival: int) -> None:
+        self._source = source
         self.request_id = source.request_id
         self.index = index
         self.rank = (source.priority, arrival, index)
@@ -42,6 +47,10 @@ class Request:
         """Tokens of prompt and output at which it ends by length; the scheduler knows all the limits."""
         self.needs_host_tokens = any(len(word) > 1 for word in source.params.bad_words_token_ids)
         """Whether the next sampling depends on tokens the host must have read (words of several tokens)."""
+        self.group: BeamGroup | None = None
+        """The beam search that this is one beam of."""
+        self.is_held = False
+        """Whether this beam has reported its candidates and waits for the others'."""
         self.leader: Request | None = None
         """The choice whose prompt pages this one shares, until it has its own start."""
         self.status = Status.WAITING
@@ -110,6 +119,17 @@ class Request:
         if page >= len(self._page_hashes):
             self.page_hashes(page + 1, page_size)
         return self._page_hashes[page]
+
+    def copy(self, index: int) -> "Request":
+        """A request of its own with the same tokens, which holds nothing yet and waits."""
+        child = Request(self._source, index=index, seed=self.seed, arrival=self.arrival)
+        child.params, child.stop_token_ids = self.params, self.stop_token_ids
+        child.token_ids = list(self.token_ids)
+        child.rank = (self.rank[0], self.arrival, index)
+        child.most_tokens, child.needs_host_tokens, child.group = self.most_tokens, self.needs_host_tokens, self.group
+        child.num_cached_tokens, child.first_scheduled_time = self.num_cached_tokens, self.first_scheduled_time
+        child._page_hashes = list(self._page_hashes)
+        return child
 
     def seed_words(self) -> tuple[int, int]:
         """The seed as two int32 bit patterns, low word first."""

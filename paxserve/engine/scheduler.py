@@ -13,6 +13,7 @@ import time
 from typing import Self
 
 from paxserve.config import SchedulerConfig
+from paxserve.engine.beam_group import BeamGroup
 from paxserve.engine.kv_cache import PagePool
 from paxserve.engine.page_tables import PageTables
 from paxserve.engine.page_writers import PageWriters
@@ -90,14 +91,17 @@ class Scheduler:
         if deadline is not None:
             self._deadlines.add(deadline, first.arrival, first.request_id)
 
-    def abort(self, request_id: str, index: int | None = None) -> list[Request]:
-        """Finish the request (or one choice of it) as aborted; unknown or finished ones are none of our business."""
-        aborted = []
-        for request in list(self._requests.get(request_id, ())):
-            if index in (None, request.index):
-                self._finish(request, "abort")
-                aborted.append(request)
-        return aborted
+    def abort(self, request_id: str, index: int | None = None) -> list[int]:
+        """Finish the request (or one choice of it) as aborted; returns which choices that ended.
+
+        Unknown or finished ones are none of our business; the choices of a beam search end together.
+        """
+        choices = list(self._requests.get(request_id, ()))
+        group = choices[0].group if choices else None
+        ended = [request for request in choices if group is not None or index in (None, request.index)]
+        for request in ended:
+            self._finish(request, "abort")
+        return list(range(group.width)) if group is not None else [request.index for request in ended]
 
     def expire(self, now: float) -> list[EngineOutput]:
         """End the requests whose deadline has come; returns what their owners should hear."""
@@ -106,8 +110,8 @@ class Scheduler:
             choices = self._requests.get(request_id)
             if not choices or choices[0].arrival != arrival:
                 continue
-            for request in self.abort(request_id):
-                output = EngineOutput(request_id=request_id, index=request.index, new_token_ids=[])
+            for index in self.abort(request_id):
+                output = EngineOutput(request_id=request_id, index=index, new_token_ids=[])
                 output.finish_reason, output.stop_reason = "abort", "timeout"
                 outputs.append(output)
         return outputs
@@ -168,6 +172,9 @@ class Scheduler:
                 self._continue(request, plan)
         if len(self.running) == num_running:  # else there are not even pages for those that run
             self._admit(plan)
+        while not plan.counts and self._give_up_held_beam():
+            plan = StepPlan(self.max_num_batched_tokens)
+            self._admit(plan)
         return self._commit(plan) if plan.counts else None
 
     def update(self, step: ScheduledStep, results: list[RowResult]) -> list[EngineOutput]:
@@ -181,7 +188,10 @@ class Scheduler:
                 self._collect_prompt_logprobs(request, row, result)
             if row.samples:
                 request.num_pending -= 1
-                outputs.append(self._append(request, result))
+                if request.group is None:
+                    outputs.append(self._append(request, result))
+                else:
+                    outputs += self._advance_search(request, request.group, result)
         return outputs
 
     def stats(self) -> EngineStats:
@@ -264,7 +274,7 @@ class Scheduler:
             if worst_priority is not None and request.rank[0] > worst_priority:
                 break
             is_too_long = only_short and request.num_tokens > plan.budget
-            if is_too_long or request.num_pending or self._waits_for_leader(request):
+            if is_too_long or request.num_pending or request.is_held or self._waits_for_leader(request):
                 count = None
             else:
                 count = self._start(request, plan, writers, is_whole=only_short)
@@ -324,7 +334,7 @@ class Scheduler:
         return count
 
     def _note_start(self, request: Request, num_from_host: int) -> None:
-        if request.num_preemptions:
+        if request.first_scheduled_time:  # it has been preempted, or is a beam that goes on from another
             return
         request.num_cached_tokens = request.num_computed
         request.first_scheduled_time = time.time()
@@ -395,6 +405,41 @@ class Scheduler:
             first_scheduled_time=request.first_scheduled_time,
             num_preemptions=request.num_preemptions,
         )
+
+    # Beams
+
+    def _advance_search(self, beam: Request, group: BeamGroup, result: RowResult) -> list[EngineOutput]:
+        """Take in the candidates of one beam; when they are the last, go on with the best, or end the search."""
+        assert result.logprobs is not None, "a beam's row was computed without log-probabilities"
+        if not group.report(beam, result.logprobs):
+            return []
+        ended, forks = group.advance()
+        for request in ended:
+            self._finish(request, "stop")
+        for parent, child in forks:
+            self._fork(parent, child)
+        outputs = [] if group.beams else group.outputs()
+        self._stats.generation_tokens += sum(len(output.new_token_ids) for output in outputs)
+        return outputs
+
+    def _fork(self, parent: Request, child: Request) -> None:
+        """Have a new beam run from where its parent is, or wait if the parent waits or there is no slot."""
+        self._requests[parent.request_id].append(child)
+        if parent.status is not Status.RUNNING or not self._free_slots:
+            self.waiting.add(child)
+            return
+        self.tables.fork(parent, child)
+        child.slot = self._free_slots.pop()
+        child.status = Status.RUNNING
+        self.running.append(child)
+
+    def _give_up_held_beam(self) -> bool:
+        """Take the pages of a beam that waits for others, if it is those that cannot run for want of them."""
+        held = [request for request in self.running if request.is_held]
+        if not held or not self.waiting or any(request.num_pending for request in self.running):
+            return False
+        self._preempt(max(held, key=rank_of))
+        return True
 
     def _collect_prompt_logprobs(self, request: Request, row: ScheduledRow, result: RowResult) -> None:
         for position, entry in enumerate(result.prompt_logprobs, start=row.start + 1):

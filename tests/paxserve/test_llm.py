@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import threading
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 import paxserve.llm
-from paxserve import LLM, ConfigError, EngineDeadError, RequestError, SamplingParams
+from paxserve import LLM, BeamSearchParams, ConfigError, EngineDeadError, RequestError, SamplingParams
 from tests.engine_driver import golden_data
 from tests.paxserve.fake_core import SCRIPT, FakeCore
 from tests.small_tokenizers import byte_level_tokenizer
@@ -247,6 +248,29 @@ def test_ids_only_with_the_real_engine(golden):
         assert result.metrics.arrival_time <= result.metrics.first_scheduled_time <= result.metrics.first_token_time
     stats = golden.stats()
     assert (stats.num_running, stats.num_pages_in_use, stats.recompilations) == (0, 0, 0)
+
+
+def test_one_beam_is_greedy_and_two_are_those_of_transformers(golden):
+    data, (case, *_) = golden_data("llama"), json.loads((GOLDENS / "beams.json").read_text())["llama"]
+    prompts = [data["prompt_0"].tolist(), data["prompt_1"].tolist()]
+    single = BeamSearchParams(beam_width=1, max_tokens=12, ignore_eos=True)
+    for place, found in enumerate(golden.beam_search(prompts, single)):
+        (greedy,) = found.sequences
+        expected = data[f"greedy_{place}"].tolist()
+        assert greedy.tokens == [*prompts[place], *expected]
+        assert (greedy.text, greedy.finish_reason, greedy.score) == ("", "length", greedy.cum_logprob / 12)
+    assert (case["prompt"], case["beam_width"], case["eos_token_ids"]) == (prompts[0], 2, [])
+    params = BeamSearchParams(
+        beam_width=2, max_tokens=case["max_tokens"], ignore_eos=True, length_penalty=case["length_penalty"]
+    )
+    (found,) = golden.beam_search([prompts[0]], params)
+    assert [sequence.tokens for sequence in found.sequences] == [prompts[0] + tokens for tokens in case["sequences"]]
+    assert [sequence.score for sequence in found.sequences] == pytest.approx(case["scores"], abs=1e-3)
+    with pytest.raises(RequestError, match="at most max_num_seqs=2"):
+        golden.beam_search(prompts, BeamSearchParams(beam_width=3))
+    with pytest.raises(RequestError, match="30 beams look at 31 tokens"):
+        golden.beam_search(prompts, BeamSearchParams(beam_width=30))
+    assert golden.stats().num_running == 0
 
 
 def test_text_needs_the_tokenizer(golden):

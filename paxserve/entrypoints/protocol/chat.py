@@ -194,7 +194,10 @@ class BatchChatRequest(ChatOptions):
         """Raise `RequestError` for what the field types cannot express."""
         super().check(config)
         at_most("messages", "conversations", self.messages, config.max_prompts)
-        refused = {"stream": self.stream, "tools": self.tools, "n": self.n not in (None, 1), "echo": self.echo}
+        refused = {
+            "stream": self.stream, "tools": self.tools, "n": self.n not in (None, 1), "echo": self.echo,
+            "use_beam_search": self.use_beam_search,
+        }  # fmt: skip
         for name, is_given in refused.items():
             if is_given:
                 raise RequestError(f"{name} is not offered for batches of conversations.", name)

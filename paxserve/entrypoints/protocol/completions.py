@@ -35,6 +35,8 @@ class CompletionRequest(SamplingFields):
             raise RequestError("prompt must be given and non-empty: a text, token ids, or a list of either.", "prompt")
         prompts = self.prompts
         at_most("prompt", "entries", prompts, config.max_prompts)
+        if self.is_prompt_only and self.use_beam_search:
+            raise RequestError("max_tokens must be at least 1 with use_beam_search, got 0.", "max_tokens")
         num_choices = len(prompts) * (self.n or 1)
         if num_choices > config.max_choices:
             raise RequestError(f"Prompts times n must be at most {config.max_choices}, got {num_choices}.", "n")

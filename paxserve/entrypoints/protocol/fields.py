@@ -31,8 +31,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
     "logprob_token_ids": ([],),
     "thinking_token_budget": (),
     "watermarking": (False,),

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StrictInt
 
+from paxserve.entrypoints.protocol import beam_search
 from paxserve.entrypoints.protocol.fields import check_extra_fields
 from paxserve.errors import RequestError
 from paxserve.sampling_params import RepetitionLimit, SamplingParams
@@ -79,7 +80,7 @@ class RepetitionDetection(BaseModel):
     min_count: int = 2
 
 
-class SamplingFields(ApiModel):
+class SamplingFields(ApiModel, beam_search.BeamSearchFields):
     """The fields of both generating endpoints; null always means the default."""
 
     n: int | None = None
@@ -125,6 +126,7 @@ class SamplingFields(ApiModel):
         at_most("bad_words", "words", self.bad_words, config.max_bad_words)
         if self.n is not None and self.n > config.max_n:
             raise RequestError(f"n must be at most {config.max_n}, got {self.n}.", "n")
+        self.beam_search()
         if self.stream_options and not self.stream and self.stream_options.model_dump(exclude_none=True):
             raise RequestError("Stream options can only be defined when `stream=True`.", "stream_options")
         if self.stream and self.prompt_logprobs:
@@ -173,12 +175,16 @@ class SamplingFields(ApiModel):
             "cache_salt": self.cache_salt,
             "priority": self.priority or 0,
             "timeout": self._timeout,
+            "beam_search": self.beam_search(),
             "truncation_side": self.truncation_side or "left",
         }
 
     def sampling_values(self, defaults: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of `SamplingParams` from this body, over the model's own defaults."""
-        given = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        """Arguments of `SamplingParams` from this body, over the model's own defaults (a search does not sample)."""
+        names = SAMPLING_FIELDS
+        if self.use_beam_search:
+            names, defaults = beam_search.SAMPLING_FIELDS, {}
+        given = {name: getattr(self, name) for name in names}
         if self.repetition_detection is not None:
             given["repetition_detection"] = RepetitionLimit(**self.repetition_detection.model_dump())
         return defaults | {name: value for name, value in given.items() if value is not None}

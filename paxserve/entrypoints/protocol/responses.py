@@ -67,6 +67,8 @@ class ResponsesRequest(SamplingFields):
         super().check(config)
         if self.n not in (None, 1):
             raise RequestError("n must be 1: a response has one answer.", "n")
+        if self.use_beam_search:
+            raise RequestError("use_beam_search is not offered for responses.", "use_beam_search")
         if self.max_tokens is not None:
             raise RequestError("max_tokens is not a field of responses. Use max_output_tokens.", "max_tokens")
         if self.tools and self.tool_choice != "none":

@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from models.layer_groups import Reach
+from paxserve.beam_search_params import BeamSearchParams
+from paxserve.engine.beam_group import first_beam
+from paxserve.engine.beam_search import BeamSearch
 from paxserve.engine.host_tier import HostTier
 from paxserve.engine.kv_cache import PagePool
 from paxserve.engine.page_tables import NO_PAGE
@@ -30,6 +33,11 @@ GROUPS = [
     (Reach(window=2), Reach(window=7)),
     (Reach(), Reach(), Reach(window=1), Reach(chunk=12)),
 ]
+
+
+def cut(entry, count):
+    """The sampled token and the `count` most likely ones."""
+    return TokenLogprobs(entry.token_ids[: count + 1], entry.logprobs[: count + 1], entry.rank)
 
 
 def root_of(source, group):
@@ -66,8 +74,16 @@ class Device:
         """One object a prefix, so that comparing is cheap."""
         return self._interned.setdefault((id(before), token), (before, token))
 
+    def candidates(self, tokens):
+        """Every token with a made-up log-probability that depends on the sequence alone, the most likely first."""
+        chance = random.Random(f"{self.salt} {tokens}")
+        found = sorted(((-10 * chance.random(), token) for token in range(12)), reverse=True)
+        return TokenLogprobs([10**6, *(token for _, token in found)], [0.0, *(logprob for logprob, _ in found)], 1)
+
     def tokens_of(self, request, source):
         """The true tokens, those included that the host has not read."""
+        if request.group is not None:
+            return request.token_ids
         return source.prompt_token_ids + self.outputs.setdefault((request.request_id, request.index), [])
 
     def sample(self, request, position):
@@ -127,6 +143,10 @@ class Device:
         for page, offset, prefix in plan:
             self.cells[page][offset] = prefix
         request, token = row.request, 10**6
+        if request.group is not None:
+            assert row.position == len(request.output_token_ids)
+            found = self.candidates(request.token_ids)
+            return RowResult(token, logprobs=cut(found, request.params.logprobs))
         if row.samples:
             outputs = self.outputs[request.request_id, request.index]
             assert row.position == len(outputs)
@@ -221,6 +241,42 @@ class EngineMachine(RuleBasedStateMachine):
             self.deadlines[request_id] = deadline
         self.open.update({(request_id, index): [] for index in range(n)})
 
+    @rule(
+        shared=st.integers(1, 12),
+        own=st.lists(st.integers(5, 7), max_size=4),
+        width=st.integers(1, 3),
+        max_tokens=st.integers(1, 8),
+        early_stopping=st.sampled_from([True, False, "never"]),
+        priority=st.sampled_from([0, 0, -1]),
+    )
+    def add_search(self, shared, own, width, max_tokens, early_stopping, priority):
+        width = min(width, self.max_num_seqs)
+        prompt = [5, 6, 7, 7, 6, 5, 5, 6, 6, 7, 5, 7][:shared] + own
+        prompt = prompt[: max(1, self.scheduler.max_sequence_tokens - max_tokens)]
+        max_tokens = min(max_tokens, self.scheduler.max_sequence_tokens - len(prompt) + 1)
+        params = SamplingParams(
+            n=width, temperature=1.0, max_tokens=max_tokens, eos_token_ids=[EOS], stop_token_ids=[STOP]
+        )
+        beams = BeamSearchParams(beam_width=width, max_tokens=max_tokens, early_stopping=early_stopping)
+        request_id = f"r{len(self.sources)}"
+        source = EngineRequest(
+            request_id=request_id, prompt_token_ids=prompt, params=params, arrival_time=0.0, priority=priority,
+            beam_search=beams,
+        )  # fmt: skip
+        self.sources[request_id] = source
+        self.scheduler.add([first_beam(source, len(self.sources), self.scheduler.max_sequence_tokens)])
+        self.open.update({(request_id, index): [] for index in range(width)})
+
+    def _found(self, source):
+        """What the search comes to, found without pages or steps."""
+        search = BeamSearch(source.beam_search, source.params.all_stop_token_ids, source.params.max_tokens)
+        beams = [[]]
+        while beams:
+            candidates = [self.device.candidates(source.prompt_token_ids + tokens) for tokens in beams]
+            chosen = search.advance(beams, [cut(entry, search.num_candidates) for entry in candidates])
+            beams = [[*beams[c.beam], c.token] for c in chosen]
+        return search.hypotheses
+
     def _conversation(self):
         (request_id, _), outputs = next(iter(self.device.outputs.items()), (("r0", 0), []))
         return self.sources[request_id].prompt_token_ids + outputs[:6]
@@ -230,9 +286,9 @@ class EngineMachine(RuleBasedStateMachine):
     def abort(self, data, whole):
         request_id, index = data.draw(st.sampled_from(sorted(self.open)))
         aborted = self.scheduler.abort(request_id, None if whole else index)
+        whole = whole or self.sources[request_id].beam_search is not None
         expected = {key for key in self.open if key[0] == request_id and (whole or key[1] == index)}
-        assert {(r.request_id, r.index) for r in aborted} == expected
-        assert all(r.finish_reason == "abort" for r in aborted)
+        assert {(request_id, ended) for ended in aborted} == expected
         for key in expected:
             del self.open[key]
 
@@ -314,6 +370,12 @@ class EngineMachine(RuleBasedStateMachine):
     def _hear(self, step, results):
         for output in self.scheduler.update(step, results):
             key = output.request_id, output.index
+            if self.sources[output.request_id].beam_search is not None:
+                found = self._found(self.sources[output.request_id])[output.index]
+                assert (output.new_token_ids, output.cumulative_logprob) == (found.token_ids, found.logprob)
+                assert output.finish_reason == ("stop" if found.ends_by_token else "length")
+                del self.open[key]
+                continue
             heard = self.open[key]
             heard += output.new_token_ids
             assert output.finish_reason == self._expected_end(key, heard)
@@ -344,7 +406,10 @@ class EngineMachine(RuleBasedStateMachine):
         scheduler = self.scheduler
         scheduler.check_integrity()
         unfinished = [*scheduler.running, *scheduler.waiting]
-        assert {(r.request_id, r.index) for r in unfinished} == set(self.open)
+        assert {(r.request_id, r.index) for r in unfinished if r.group is None} == {
+            key for key in self.open if self.sources[key[0]].beam_search is None
+        }
+        assert {r.request_id for r in unfinished} == {request_id for request_id, _ in self.open}
         stats = scheduler.stats()
         assert 0 <= stats.wasted_tokens <= len(scheduler.running) * self.pool.page_size * len(self.pool.reaches)
         assert stats.prefix_cache_hits <= stats.prefix_cache_queries
@@ -384,7 +449,9 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         longest = self.scheduler.max_sequence_tokens
-        for _ in range(20 + 4 * longest * (1 + len(self.open))):
+        # Beams that must take turns for want of pages are computed anew for each token.
+        turns = sum(8 * longest for request_id, _ in self.open if self.sources[request_id].beam_search is not None)
+        for _ in range(20 + 4 * longest * (1 + len(self.open)) + turns):
             if not self.scheduler.has_unfinished() and not self.launched:
                 break
             self.step()

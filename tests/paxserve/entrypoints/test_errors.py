@@ -47,7 +47,7 @@ def test_bodies_that_are_no_request(path, raw):
         {"cache_salt": "a/b"}, {"request_id": "a\nb"}, {"prompt": [5] * 512}, {"prompt": ["x"] * 1025},
         {"prompt": ["x"] * 1024, "n": 3}, {"stream_options": {"include_usage": True}},
         {"stream": True, "prompt_logprobs": 1}, {"stream": True, "stream_options": {"colour": 1}},
-        {"best_of": 2}, {"suffix": "x"}, {"guided_regex": "a"}, {"use_beam_search": True}, {"priority": 1.5},
+        {"best_of": 2}, {"suffix": "x"}, {"guided_regex": "a"}, {"length_penalty": 2.0}, {"priority": 1.5},
         {"prompt_embeds": "AAAA"}, {"structured_outputs": {"regex": "[a-"}}, {"temprature": 1}, {"lora_name": "x"},
     ],
 )  # fmt: skip
