@@ -215,7 +215,7 @@ class CompileConfig:
     attention_backend: Literal["auto", "reference", "xla", "tpu", "interpret"] = "auto"
     """Implementation of paged attention; auto is tpu on TPU (xla where its kernels refuse a model), else xla."""
     expert_backend: Literal["auto", "reference", "ragged", "cpu", "tpu", "interpret"] = "auto"
-    """Products of mixture-of-experts layers; auto is cpu on CPU, else XLA's ragged. tpu has not run on a chip yet."""
+    """Products of mixture-of-experts layers; auto is cpu on CPU, tpu on TPU, else XLA's ragged."""
     layer_execution: Literal["auto", "unrolled", "scanned", "looped"] = "auto"
     """Layers one after another in the program, a loop over stacked weights, or a loop over separate ones (CPU)."""
     compile_sizes: list[int] = field(default_factory=list)
@@ -235,11 +235,7 @@ class EngineConfig:
     compile: CompileConfig = field(default_factory=CompileConfig)
 
     def __post_init__(self) -> None:
-        size, backend = self.parallel.tensor_parallel_size, self.compile.expert_backend
-        if size > 1 and backend in ("tpu", "interpret"):
-            raise ConfigError(
-                f"expert_backend={backend} runs on one device, and tensor_parallel_size is {size}: use ragged or auto."
-            )
+        size = self.parallel.tensor_parallel_size
         if size > 1 and self.cache.kv_offloading_size:
             raise ConfigError(f"kv_offloading_size works on one device so far, and tensor_parallel_size is {size}.")
 

@@ -1,6 +1,7 @@
 """What the engine does differently on CPU, GPU and TPU: the defaults that the user's `None` and "auto" stand for."""
 
 import dataclasses
+import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ PLATFORMS = {
     "tpu": Platform(
         kind="tpu",
         attention_backend="tpu",
-        expert_backend="ragged",
+        expert_backend="tpu",
         layer_execution="scanned",
         max_num_seqs=256,
         max_num_batched_tokens=2048,
@@ -70,6 +71,7 @@ PLATFORMS = {
 
 def configure_jax(config: CompileConfig) -> Path | None:
     """Set XLA's flags before anything touches a device; returns the folder to keep compiled programs in, if any."""
+    leave_out_absent_tpu()
     present = os.environ.get("XLA_FLAGS", "")
     missing = [flag for flag in CPU_XLA_FLAGS if flag.split("=")[0] not in present]
     os.environ["XLA_FLAGS"] = " ".join([present, *missing]).strip()
@@ -81,6 +83,16 @@ def configure_jax(config: CompileConfig) -> Path | None:
     # Not both caches: a program that XLA:CPU loaded from jax's cannot be written again; it then lacks its functions.
     jax.config.update("jax_enable_compilation_cache", False)
     return Path(folder)
+
+
+def leave_out_absent_tpu() -> None:
+    """Keep jax from trying libtpu, which says that it failed, where it is installed (for `plan`) without a TPU.
+
+    jax itself looks for a TPU's chips when it is imported, and sets this variable where there are none.
+    """
+    has_plugins = importlib.util.find_spec("jax_plugins") is not None
+    if os.environ.get("TPU_SKIP_MDS_QUERY") == "1" and jax.config.read("jax_platforms") is None and not has_plugins:
+        jax.config.update("jax_platforms", "cpu")
 
 
 def detect_platform() -> Platform:

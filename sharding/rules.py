@@ -21,11 +21,13 @@ RULES: Mapping[str, str | None] = MappingProxyType(
         "mlp": TENSOR,
         "rows": TENSOR,
         "expert": EXPERT,
+        "whole_expert": TENSOR,
         "embed": None,
         "layers": None,
     }
 )
-"""Mesh axis by logical axis; `rows` are a step's, when logits are turned round. A new logical axis is a line here."""
+"""Mesh axis by logical axis; `rows` are a step's, when logits are turned round; experts are `whole_expert`s where the
+devices that share a layer share them out whole. A new logical axis is a line here."""
 
 
 def partition_spec(axes: LogicalAxes) -> PartitionSpec:

@@ -135,8 +135,11 @@ def describe(name: str) -> Topology:
     # Without these two it complains of missing hosts; what they say does not matter to a description.
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v6e-1")
+    # A slice smaller than a host's usual four chips is one host; older libtpu wants to be told.
+    sides = [int(side) for side in match[2].split("x")]
+    bounds = [min(side, usual) for side, usual in zip([*sides, 1][:3], (2, 2, 1), strict=True)]
     try:
-        description = topologies.get_topology_desc(platform="tpu", topology_name=name)
+        description = topologies.get_topology_desc(platform="tpu", topology_name=name, chips_per_host_bounds=bounds)
     except (jax.errors.JaxRuntimeError, RuntimeError, NotImplementedError, ValueError) as error:
         raise ValueError(f"libtpu cannot describe {name!r} (pip install libtpu, if it is missing): {error}") from error
     return Topology(name, CHIPS[match[1]], tuple(description.devices))

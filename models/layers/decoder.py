@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int32
 from models.inputs import PagedKVCache
 from models.layers.choice import LayerStack, choose_layer
 from models.layers.config import LayerTraits
-from models.layers.moe import SparseMLP
+from models.layers.moe import EXPERT_AXES, SparseMLP
 from models.layers.rope import RopeTable
 
 LayerExecution = Literal["unrolled", "scanned", "looped"]
@@ -159,7 +159,8 @@ def _is_stacked(module: Layer) -> bool:
 
 def _stays_stacked(param: nnx.Param) -> bool:
     """Whether a loop should not cut each layer's own out of the stack: matrices of experts, for what is not used."""
-    return "expert" in param.get_metadata("out_sharding") and param.get_value().ndim == 4
+    is_of_experts = not EXPERT_AXES.isdisjoint(param.get_metadata("out_sharding"))
+    return is_of_experts and param.get_value().ndim == 4
 
 
 def _point_to(param: nnx.Param, index: Int32[Array, ""]) -> nnx.Param:

@@ -13,7 +13,7 @@ from models.layers.axis_layout import AxisLayout, padded
 
 RANDOM_SCALE = 0.02
 
-PADDED_AXES = ("vocab", "mlp")
+PADDED_AXES = ("vocab", "mlp", "whole_expert")
 """Axes that are filled up with zeros where they do not divide among the tensor shards: zeros there add nothing."""
 
 

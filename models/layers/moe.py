@@ -22,6 +22,12 @@ from pallas_kernels.grouped_matmul import grouped_matmul
 from sharding.mesh import TENSOR
 from sharding.rules import partition_spec
 
+EXPERT_AXES = frozenset(("expert", "whole_expert"))
+"""Names of the axis that counts experts: the second where devices share experts out, and not their columns."""
+
+TILE_COLUMNS = 128
+"""Columns of a matrix that a TPU keeps together."""
+
 Gating = Callable[[Float[Array, "R F"], Float[Array, "R F"]], Float[Array, "R F"]]
 
 
@@ -107,7 +113,12 @@ class Gated:
 
 
 class Experts(nnx.Module):
-    """Gated MLPs of one size, their matrices stacked on an axis named "expert"."""
+    """Gated MLPs of one size, their matrices stacked on an axis named "expert", or "whole_expert".
+
+    Among several devices each has its own columns of all experts where those fill the tiles in which a TPU keeps
+    columns; else some experts whole (their number filled up with empty ones), as columns that do not fill their tiles
+    would be copied into padded ones at every step.
+    """
 
     def __init__(
         self,
@@ -120,15 +131,18 @@ class Experts(nnx.Module):
         bias: bool = False,
         weigh_inputs: bool = False,
     ) -> None:
-        def stack(*shape: int, axes: tuple[str, ...]) -> nnx.Param:
-            constant = 0.0 if len(shape) == 1 else None
-            return init.param((num_experts, *shape), ("expert", *axes), constant=constant)
+        self.is_whole = init.tensor_shards > 1 and mlp_size % (TILE_COLUMNS * init.tensor_shards) != 0
+        expert, mlp = ("whole_expert", None) if self.is_whole else ("expert", "mlp")
 
-        self.gate = stack(size, mlp_size, axes=("embed", "mlp"))
-        self.up = stack(size, mlp_size, axes=("embed", "mlp"))
-        self.down = stack(mlp_size, size, axes=("mlp", "embed"))
-        self.gate_bias = stack(mlp_size, axes=("mlp",)) if bias else None
-        self.up_bias = stack(mlp_size, axes=("mlp",)) if bias else None
+        def stack(*shape: int, axes: tuple[str | None, ...]) -> nnx.Param:
+            constant = 0.0 if len(shape) == 1 else None
+            return init.param((num_experts, *shape), (expert, *axes), constant=constant)
+
+        self.gate = stack(size, mlp_size, axes=("embed", mlp))
+        self.up = stack(size, mlp_size, axes=("embed", mlp))
+        self.down = stack(mlp_size, size, axes=(mlp, "embed"))
+        self.gate_bias = stack(mlp_size, axes=(mlp,)) if bias else None
+        self.up_bias = stack(mlp_size, axes=(mlp,)) if bias else None
         self.down_bias = stack(size, axes=("embed",)) if bias else None
         self.num_experts = num_experts
         self.gating = gating
@@ -144,64 +158,85 @@ class Experts(nnx.Module):
         mesh: Mesh | None = None,
     ) -> Float[Array, "T D"]:
         """The weighted sum of each token's experts; zeros for padding tokens, which go to none."""
+        names = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")
+        weights = {name: param.get_value() for name in names if (param := getattr(self, name)) is not None}
+        if mesh is None or mesh.shape[TENSOR] == 1:
+            return self._own_share(x, routing, is_real, weights, backend, 0, self.num_experts)
+        return self._sum_of_shares(x, routing, is_real, weights, backend, mesh)
+
+    def _own_share(
+        self,
+        x: Float[Array, "T D"],
+        routing: Routing,
+        is_real: Bool[Array, " T"],
+        weights: Mapping[str, Any],
+        backend: str,
+        first: int | Int32[Array, ""],
+        count: int,
+    ) -> Float[Array, "T D"]:
+        """What experts `first` to `first + count`, whose matrices these are, add to each token."""
         num_tokens, top_k = routing.experts.shape
-        # 1. Sort: rows are (token, choice) pairs by expert, those of padding tokens behind all others.
-        experts = jnp.where(is_real[:, None], routing.experts, self.num_experts).reshape(-1)
+        # 1. Sort: rows are (token, choice) pairs by expert, those of others and of padding tokens behind all.
+        is_own = is_real[:, None] & (routing.experts >= first) & (routing.experts < first + count)
+        experts = jnp.where(is_own, routing.experts - first, count).reshape(-1)
         order = jnp.argsort(experts)
-        sizes = jnp.sum(experts[:, None] == jnp.arange(self.num_experts)[None, :], axis=0, dtype=jnp.int32)
-        own = jnp.minimum(experts[order], self.num_experts - 1)
-        weights = jnp.where(is_real[:, None], routing.weights, 0.0)
+        sizes = jnp.sum(experts[:, None] == jnp.arange(count)[None, :], axis=0, dtype=jnp.int32)
+        own = jnp.minimum(experts[order], count - 1)
         rows = x[order // top_k]
         if self.weigh_inputs:
-            rows = rows * weights.reshape(-1)[order].astype(x.dtype)[:, None]
+            scales = jnp.where(is_own, routing.weights, 0.0).reshape(-1)[order]
+            rows = rows * scales.astype(x.dtype)[:, None]
 
-        # 2. The experts; on several devices, each with its own columns of all of them.
-        inner = {name: getattr(self, name) for name in ("gate", "up", "down", "gate_bias", "up_bias")}
-        inner = {name: param.get_value() for name, param in inner.items() if param is not None}
-        multiply = partial(self._multiply, backend)
-        if mesh is not None and mesh.shape[TENSOR] > 1:
-            multiply = self._on_each_shard(multiply, mesh, inner)
-        results = multiply(rows, sizes, own, inner)
-        if self.down_bias is not None:
-            results = results + _rows_of(self.down_bias.get_value(), own)
+        # 2. The experts.
+        def product(rows: Array, name: str) -> Array:
+            out = _grouped(rows, weights[name], sizes, backend)
+            return out + _rows_of(weights[f"{name}_bias"], own) if f"{name}_bias" in weights else out
+
+        results = product(self.gating(product(rows, "gate"), product(rows, "up")), "down")
 
         # 3. Back to the tokens' order, and together.
         results = results[jnp.argsort(order)].reshape(num_tokens, top_k, -1)
-        results = jnp.where(is_real[:, None, None], results.astype(jnp.float32), 0.0)
-        total = jnp.sum(results if self.weigh_inputs else results * weights[:, :, None], axis=1)
-        return total.astype(x.dtype)
+        results = jnp.where(is_own[:, :, None], results.astype(jnp.float32), 0.0)
+        if not self.weigh_inputs:
+            results = results * jnp.where(is_own, routing.weights, 0.0)[:, :, None]
+        return jnp.sum(results, axis=1).astype(x.dtype)
 
-    def _multiply(
-        self, backend: str, rows: Float[Array, "R D"], sizes: Array, own: Array, inner: Mapping[str, Any]
-    ) -> Float[Array, "R D"]:
-        """What each row's expert makes of it, but for the last bias."""
-
-        def product(rows: Array, name: str) -> Array:
-            out = _grouped(rows, inner[name], sizes, backend)
-            return out + _rows_of(inner[f"{name}_bias"], own) if f"{name}_bias" in inner else out
-
-        return product(self.gating(product(rows, "gate"), product(rows, "up")), "down")
-
-    def _on_each_shard(
-        self, multiply: Callable[..., Array], mesh: Mesh, inner: Mapping[str, Any]
-    ) -> Callable[..., Array]:
-        """The same, each device with its share of the "mlp" axis: kernels know of no mesh. One sum joins them."""
+    def _sum_of_shares(
+        self,
+        x: Float[Array, "T D"],
+        routing: Routing,
+        is_real: Bool[Array, " T"],
+        weights: Mapping[str, Any],
+        backend: str,
+        mesh: Mesh,
+    ) -> Float[Array, "T D"]:
+        """The same among devices, each with its share of the weights: kernels know of no mesh. One sum joins them."""
 
         def spec(name: str, array: Array) -> PartitionSpec:
             axes = getattr(self, name).get_metadata("out_sharding")
-            axes = axes[axes.index("expert") + 1 :] if array.ndim else ()
-            return partition_spec((*[None] * (array.ndim - len(axes)), *axes))
+            # Of a stack's layers, either all are here or the layer's own; a layer's number has no axes.
+            return partition_spec(axes[len(axes) - array.ndim :] if array.ndim else ())
 
-        specs = {name: jax.tree.map(partial(spec, name), value) for name, value in inner.items()}
+        def share(x: Array, routing: Routing, is_real: Array, weights: Mapping[str, Any]) -> Array:
+            shard, first, count = jax.lax.axis_index(TENSOR), 0, self.num_experts
+            if self.is_whole:
+                count = -(-count // mesh.shape[TENSOR])
+                first = shard * count
+            elif "down_bias" in weights:  # to be added once, not by every device
+                weights = {**weights, "down_bias": _times(weights["down_bias"], shard == 0)}
+            return jax.lax.psum(self._own_share(x, routing, is_real, weights, backend, first, count), TENSOR)
+
+        specs = {name: jax.tree.map(partial(spec, name), value) for name, value in weights.items()}
         everywhere = PartitionSpec()
-
-        def share(*arrays: Any) -> Array:
-            return jax.lax.psum(multiply(*arrays), TENSOR)
-
         return jax.shard_map(
             share, mesh=mesh, in_specs=(everywhere, everywhere, everywhere, specs), out_specs=everywhere,
             check_vma=False,
-        )  # fmt: skip
+        )(x, routing, is_real, weights)  # fmt: skip
+
+
+def _times(values: Array | LayerChoice | LayerStack, is_wanted: Bool[Array, ""]) -> Any:
+    """The same numbers, or zeros; a layer's number stays."""
+    return jax.tree.map(lambda leaf: jnp.where(is_wanted, leaf, 0) if leaf.ndim else leaf, values)
 
 
 def _rows_of(values: Array | LayerChoice | LayerStack, own: Int32[Array, " R"]) -> Float[Array, "R N"]:

@@ -84,8 +84,10 @@ def lower(case: Case) -> tuple[Any, int]:
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     model = MODELS[case.model]
-    devices = topologies.get_topology_desc(platform="tpu", topology_name=case.topology).devices
-    mesh = Mesh(np.array(devices[:1]), ("tensor",))
+    description = topologies.get_topology_desc(
+        platform="tpu", topology_name=case.topology, chips_per_host_bounds=(1, 1, 1)
+    )
+    mesh = Mesh(np.array(description.devices[:1]), ("tensor",))
     sharding = NamedSharding(mesh, PartitionSpec())
 
     def array(shape: tuple[int, ...], dtype: Any) -> Any:

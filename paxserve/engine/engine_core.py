@@ -253,13 +253,14 @@ def count_pages(config: EngineConfig, spec: Any, max_model_len: int, pool_bytes_
             f"block_size={cache.block_size} is not supported: this model attends in chunks of {spec.page_divides} "
             "tokens, which must be a whole number of pages."
         )
-    num_devices = config.parallel.tensor_parallel_size
+    # Kv heads are spread evenly; latents, which all query heads read, are on every device.
+    num_devices = 1 if spec.is_latent else config.parallel.tensor_parallel_size
     if spec.num_kv_heads % num_devices:
         raise ConfigError(
             f"tensor_parallel_size={num_devices} is not supported for this model: what it caches for a token has "
             f"{spec.num_kv_heads} parts, which cannot be spread. Use 1."
         )
-    page_bytes = _page_bytes(config, spec) // num_devices  # kv heads are spread evenly
+    page_bytes = _page_bytes(config, spec) // num_devices
     if cache.num_gpu_blocks_override is not None:
         return cache.num_gpu_blocks_override
     pool_bytes = pool_bytes_allowed()

@@ -22,7 +22,7 @@ from paxserve.engine.program_specs import ProgramSpecs
 from paxserve.engine.start import checkpoint_dtype, settle_max_model_len
 from paxserve.errors import ConfigError
 from paxserve.loaders.checkpoint import open_checkpoint
-from paxserve.platform import PLATFORMS, resolve
+from paxserve.platform import PLATFORMS, leave_out_absent_tpu, resolve
 from sharding.mesh import make_mesh
 from sharding.topology import Topology, describe
 
@@ -80,6 +80,7 @@ def describe_slice(name: str) -> Topology:
     """The slice called `name`; ConfigError without libtpu, or for a name that it does not know."""
     if importlib.util.find_spec("libtpu") is None:
         raise ConfigError("Planning needs the TPU compiler, which only Linux on x86-64 has: pip install libtpu")
+    leave_out_absent_tpu()
     try:
         return describe(name)
     except ValueError as error:

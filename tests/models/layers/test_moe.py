@@ -9,6 +9,8 @@ from flax import nnx
 from models.layers.choice import LayerChoice, LayerStack
 from models.layers.initializer import Initializer
 from models.layers.moe import Experts, Gated, Router, Routing
+from sharding.mesh import make_mesh
+from sharding.rules import weight_sharding
 
 SIZE, MLP_SIZE, NUM_EXPERTS = 8, 12, 6
 
@@ -74,8 +76,9 @@ def test_routing_is_float32_in_a_bfloat16_model():
     np.testing.assert_allclose(routing.weights, [[softmax(np.array([0.0, 1.0]))[1]]], rtol=1e-6)
 
 
-def make_experts(**options):
-    return Experts(initializer(), SIZE, MLP_SIZE, NUM_EXPERTS, gating=Gated("silu"), **options)
+def make_experts(shards=1, mlp_size=MLP_SIZE, **options):
+    init = Initializer(jnp.float32, nnx.Rngs(0), shards)
+    return Experts(init, SIZE, mlp_size, NUM_EXPERTS, gating=Gated("silu"), **options)
 
 
 def one_at_a_time(experts, x, routing):
@@ -138,3 +141,27 @@ def test_a_layer_among_others(kind, backend):
     x, routing = jax.random.normal(jax.random.key(9), (4, SIZE)), random_routing(4)
     out, expected = (layer(x, routing, jnp.ones(4, bool), backend) for layer in layers)
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(("mlp_size", "options"), [(12, {"bias": True}), (512, {"bias": True, "weigh_inputs": True})])
+def test_among_several_devices(mlp_size, options):
+    """Twelve columns do not divide into tiles: eight experts, two of them empty, are shared out whole."""
+    mesh = make_mesh(jax.devices(), tensor=4)
+    one, several = (
+        nnx.eval_shape(lambda shards=shards: make_experts(shards, mlp_size=mlp_size, **options)) for shards in (1, 4)
+    )
+    assert several.is_whole == (mlp_size == 12)
+    rng = np.random.default_rng(2)
+    for name in ("gate", "up", "down", "gate_bias", "up_bias", "down_bias"):
+        target = getattr(several, name)
+        numbers = rng.standard_normal(getattr(one, name).get_value().shape, np.float32)
+        getattr(one, name).set_value(jnp.asarray(numbers))
+        padding = target.get_value().shape[0] - NUM_EXPERTS
+        assert padding == (2 if several.is_whole else 0)
+        numbers = np.pad(numbers, ((0, padding), *[(0, 0)] * (numbers.ndim - 1)))
+        target.set_value(jax.device_put(numbers, weight_sharding(mesh, target.get_metadata("out_sharding"))))
+    x, routing = jnp.asarray(rng.standard_normal((7, SIZE), np.float32)), random_routing(7)
+    is_real = jnp.asarray(np.arange(7) < 5)
+    with jax.set_mesh(mesh):
+        out = jax.jit(lambda: several(x, routing, is_real, "ragged", mesh))()
+    np.testing.assert_allclose(out, jax.jit(lambda: one(x, routing, is_real, "ragged"))(), rtol=1e-4, atol=1e-6)

@@ -1,15 +1,12 @@
 """The TPU kernel compiled by the real compiler for described chips, in the sizes of real models' experts."""
 
-import os
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pallas_kernels.grouped_matmul import grouped_matmul
+from sharding.topology import describe
 
 pytest.importorskip("libtpu")
 pytestmark = pytest.mark.tpu_aot
@@ -28,11 +25,8 @@ CASES = [("v5e:1x1", name) for name in MODELS] + [("v6e:1x1", name) for name in 
 
 @pytest.mark.parametrize(("topology", "model"), CASES)
 def test_compiles_without_copying_the_experts(topology, model):
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     num_rows, num_experts, in_size, out_size = MODELS[model]
-    devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
-    mesh = Mesh(np.array(devices[:1]), ("tensor",))
+    mesh = describe(topology).mesh((1,), ("tensor",))
     sharding = NamedSharding(mesh, PartitionSpec())
 
     def array(shape, dtype):

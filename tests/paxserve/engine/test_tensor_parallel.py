@@ -10,8 +10,9 @@ import pytest
 from flax import nnx
 
 from models import find_architecture
+from models.inputs import CacheSpec
 from paxserve.config import EngineConfig
-from paxserve.engine.engine_core import EngineCore
+from paxserve.engine.engine_core import EngineCore, count_pages
 from paxserve.engine.program_specs import ProgramSpecs
 from paxserve.errors import ConfigError
 from sharding.mesh import make_mesh
@@ -47,8 +48,20 @@ def test_golden_on_every_attention_backend(name, backend):
 
 
 @pytest.mark.slow
-def test_golden_of_experts():
-    check_golden(spread_core("mixtral", 2), "mixtral", together=True)
+@pytest.mark.parametrize(
+    ("name", "tensor", "backend"),
+    [
+        ("deepseek_v2", 2, "auto"),
+        ("deepseek_v2", 4, "ragged"),
+        ("deepseek_v3", 2, "ragged"),
+        ("deepseek_v3", 4, "auto"),
+        ("mixtral", 2, "interpret"),
+        ("qwen3_moe", 4, "interpret"),
+        ("gpt_oss", 4, "interpret"),
+    ],
+)
+def test_golden_of_experts_and_latents(name, tensor, backend):
+    check_golden(spread_core(name, tensor, expert_backend=backend), name, together=True)
 
 
 @pytest.mark.parametrize("tensor", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -126,14 +139,23 @@ def test_impossible_sizes(size, message):
         spread_core("llama", size)
 
 
-def test_kernels_of_experts_are_refused():
-    with pytest.raises(ConfigError, match="expert_backend=tpu runs on one device, and tensor_parallel_size is 2"):
-        spread_core("mixtral", 2, expert_backend="tpu")
+def test_pages_are_spread_by_kv_heads_and_latents_are_everywhere():
+    def pages(tensor: int, **spec) -> int:
+        config = EngineConfig.from_flags(
+            model="", dtype="float32", attention_backend="xla", tensor_parallel_size=tensor, max_num_seqs=8,
+            max_num_batched_tokens=8,
+        )  # fmt: skip
+        return count_pages(config, CacheSpec(num_layers=2, head_dim=32, **spec), 10**6, lambda: 1 << 20)
+
+    assert pages(4, num_kv_heads=4) == 4 * pages(1, num_kv_heads=4)
+    assert pages(4, num_kv_heads=1, is_latent=True) == pages(1, num_kv_heads=1, is_latent=True) > 0
+    with pytest.raises(ConfigError, match="has 3 parts, which cannot be spread"):
+        pages(2, num_kv_heads=3)
 
 
 @pytest.mark.slow
 @pytest.mark.e2e
-@pytest.mark.parametrize("tensor", [2, 3, 4])
+@pytest.mark.parametrize("tensor", [1, 2, 3, 4])
 def test_smollm2(tensor):
     """9 heads and 3 kv heads: padded for 2 and 4 devices."""
     flags = {"max_num_seqs": 8, "max_model_len": 512, "compile_sizes": [8], "max_num_batched_tokens": 64}
