@@ -120,7 +120,7 @@ class Metrics:
         )
         self._finished = {reason: finished.labels(**self._labels, finished_reason=reason) for reason in FINISH_REASONS}
         self._sleep = self._by_label("vllm:engine_sleep_state", "1 for the state that the engine is in.", "sleep_state")
-        self.record_sleep(False)
+        self.record_sleep(0)
         self._refused = Counter(
             "vllm:admission_rejections",
             "Requests refused because the queue was full.",
@@ -162,11 +162,10 @@ class Metrics:
             self.iteration_tokens.observe(stats.last_step_tokens)
         self._last = stats
 
-    def record_sleep(self, is_asleep: bool) -> None:
-        """The engine has fallen asleep, or woken up."""
-        for state in SLEEP_STATES:
-            value = state == ("weights_offloaded" if is_asleep else "awake")
-            self._sleep.labels(**self._labels, sleep_state=state).set(value)
+    def record_sleep(self, level: int) -> None:
+        """The engine has fallen asleep with its weights on the host (1) or without them (2), or woken up (0)."""
+        for number, state in enumerate(SLEEP_STATES):
+            self._sleep.labels(**self._labels, sleep_state=state).set(number == level)
 
     def record_refusal(self, reason: str) -> None:
         """A request was refused because the queue was full."""

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PauseMode = Literal["abort", "wait"]
+PauseMode = Literal["abort", "wait", "keep"]
 
 QUIET_SECONDS = 0.01
 """How often a pause looks whether the last request has ended."""
@@ -220,29 +220,39 @@ class AsyncEngine:
         return len(ended) + num_pooled
 
     async def pause(self, mode: PauseMode = "abort") -> None:
-        """Hold new requests back until `resume`; those in flight are ended ("abort") or waited for ("wait")."""
+        """Hold new requests back until `resume`; those in flight are ended ("abort"), waited for ("wait"), or stay as
+        they are and go on then ("keep")."""
         self.admission.state = "paused"
+        if mode == "keep":
+            await self.call("freeze")
+            return
+        await self.call("thaw")
         await self._quiet(mode)
 
-    def resume(self) -> None:
-        """Let requests begin again."""
+    async def resume(self) -> None:
+        """Let requests begin again, and those go on that were kept."""
+        await self.call("thaw")
         self.admission.state = "open"
 
-    async def sleep(self, mode: PauseMode = "abort") -> bool:
-        """Free the device's memory until `wake_up`; whether the core did so. New requests are refused meanwhile."""
+    async def sleep(self, mode: PauseMode = "abort", level: int = 1) -> bool:
+        """Free the device's memory until `wake_up`; whether the core did so. New requests are refused meanwhile.
+
+        Level 1 keeps the weights on the host, level 2 has them read from the checkpoint again. Requests cannot be kept.
+        """
         self.admission.state = "asleep"
+        await self.call("thaw")
         await self._quiet(mode)
-        is_asleep = await self.call("sleep")
+        is_asleep = await self.call("sleep" if level == 1 else "discard")
         if not is_asleep:
-            self.resume()
-        self.metrics.record_sleep(is_asleep)
+            await self.resume()
+        self.metrics.record_sleep(level if is_asleep else 0)
         return is_asleep
 
     async def wake_up(self) -> None:
         """Load the device's memory again."""
         await self.call("wake_up")
-        self.metrics.record_sleep(False)
-        self.resume()
+        self.metrics.record_sleep(0)
+        await self.resume()
 
     async def _quiet(self, mode: PauseMode) -> None:
         if mode == "abort":

@@ -35,17 +35,32 @@ class CoreLoop:
         self.core = core
         self.requests = requests
         self.outputs = outputs
-        self.stopping = False
+        self.stopping = self.is_frozen = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step is due."""
+        return not self.is_frozen and self.core.has_unfinished_requests()
+
+    def freeze(self) -> bool:
+        """Take no step until `thaw`; whether that changes anything. Requests keep what they have."""
+        was_frozen, self.is_frozen = self.is_frozen, True
+        return not was_frozen
+
+    def thaw(self) -> bool:
+        """Step again; whether that changes anything."""
+        was_frozen, self.is_frozen = self.is_frozen, False
+        return was_frozen
 
     def run(self) -> None:
         """Step while there is work, sleep on the socket while there is none, until told to stop."""
         while not self.stopping:
-            if not self.core.has_unfinished_requests():
+            if not self.has_work:
                 # The gauges must not freeze at their last value: the step that emptied the engine is told too.
                 self.send(wire.Outputs([], self.core.stats()))
                 self.requests.poll()
             self.drain()
-            if self.core.has_unfinished_requests():
+            if self.has_work:
                 self.send(wire.Outputs(self.core.step(), self.core.stats()))
 
     def drain(self) -> None:
@@ -83,7 +98,8 @@ class CoreLoop:
         """The reply to a `Call`."""
         if method not in wire.CALLS:
             return wire.Reply(call_id=call_id, error=f"The engine core has no call {method!r}.")
-        return wire.Reply(call_id=call_id, value=getattr(self.core, method)())
+        owner = self if method in wire.LOOP_CALLS else self.core
+        return wire.Reply(call_id=call_id, value=getattr(owner, method)())
 
     def send(self, message: wire.FromCore) -> None:
         """Queue a message for the front."""

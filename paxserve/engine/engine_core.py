@@ -53,12 +53,14 @@ class EngineCore(Profiling):
         dtype = platform.dtype(config.model.dtype, checkpoint_dtype(checkpoint.hf_config))
         max_model_len = settle_max_model_len(config.model.max_model_len, model_config.max_position_embeddings)
         clock.end("open")
-        model: Any = load_model(  # an nnx module with what every family's `Model` has
-            architecture, model_config, checkpoint, dtype=jnp.dtype(dtype),
+        # Kept, as an engine that has thrown its weights away reads them again.
+        self._load = partial(
+            load_model, architecture, model_config, checkpoint, dtype=jnp.dtype(dtype),
             layer_execution=config.compile.layer_execution, max_model_len=max_model_len,
             is_dummy=config.model.load_format == "dummy", seed=config.model.seed,
             tensor_shards=config.parallel.tensor_parallel_size, sharding=mesh and partial(weight_sharding, mesh),
         )  # fmt: skip
+        model: Any = self._load()  # an nnx module with what every family's `Model` has
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
         config = settle_backend(config, model, max_model_len, was_auto=is_backend_open)
         clock.end("load")
@@ -174,12 +176,19 @@ class EngineCore(Profiling):
 
     def sleep(self) -> bool:
         """Free the device's memory until `wake_up`; False, and nothing done, while requests run or while asleep."""
+        return self._fall_asleep(self.runner.sleep)
+
+    def discard(self) -> bool:
+        """The same, and throw the weights away: `wake_up` reads them from the checkpoint."""
+        return self._fall_asleep(self.runner.discard)
+
+    def _fall_asleep(self, free_memory: Callable[[], None]) -> bool:
         if self._is_asleep or self.scheduler.has_unfinished():
             return False
         while self._launched:  # what was aborted in mid-step
             self._aborted = self.step()
         self.scheduler.reset_prefix_cache()
-        self.runner.sleep()
+        free_memory()
         self._is_asleep = True
         return True
 
@@ -187,7 +196,7 @@ class EngineCore(Profiling):
         """Fill the device's memory again; False if it was not asleep."""
         if not self._is_asleep:
             return False
-        self.runner.wake_up()
+        self.runner.wake_up(self._load)
         self._is_asleep = False
         return True
 

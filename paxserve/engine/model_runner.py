@@ -79,19 +79,30 @@ class ModelRunner:
 
     def sleep(self) -> None:
         """Free the device's memory: weights go to the host, the KV pool is thrown away. Nothing may be launched."""
+        self._free_pool()
+        if self._weights and next(iter(self._weights[0].devices())).platform != "cpu":  # there it is the host's already
+            on_device, self._weights = self._weights, jax.device_get(self._weights)
+            for array in on_device:
+                array.delete()
+
+    def discard(self) -> None:
+        """Free the memory of weights and KV pool, here and there. Nothing may be launched."""
+        self._free_pool()
+        for array in self._weights:
+            array.delete()
+        self._weights = []
+
+    def _free_pool(self) -> None:
         self._pool_shardings = jax.tree.map(lambda leaf: leaf.sharding, self._pool)
         self._weight_shardings = [weight.sharding for weight in self._weights]
-        arrays = jax.tree.leaves(self._pool)
-        if self._weights and next(iter(self._weights[0].devices())).platform != "cpu":  # there it is the host's already
-            arrays += self._weights
-            self._weights = jax.device_get(self._weights)
-        self._pool = None
-        for array in arrays:
+        for array in jax.tree.leaves(self._pool):
             array.delete()
+        self._pool = None
 
-    def wake_up(self) -> None:
-        """Undo `sleep`; the pool is empty."""
-        self._weights = jax.device_put(self._weights, self._weight_shardings)
+    def wake_up(self, load: Callable[[], nnx.Module]) -> None:
+        """Undo `sleep` or `discard`, the latter with what `load` reads; the pool is empty."""
+        weights = self._weights or jax.tree.leaves(nnx.state(load()))
+        self._weights = jax.device_put(weights, self._weight_shardings)
         self._pool = jax.jit(self._specs.make_pool, out_shardings=self._pool_shardings)()
 
     # One step

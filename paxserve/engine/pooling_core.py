@@ -142,6 +142,10 @@ class PoolingCore(Profiling):
         """False: a pooling engine holds nothing on the device but its weights, and keeps them."""
         return False
 
+    def discard(self) -> bool:
+        """False: nor does it give its weights away."""
+        return False
+
     def wake_up(self) -> bool:
         """False: it never sleeps."""
         return False

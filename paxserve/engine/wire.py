@@ -88,8 +88,13 @@ class Reply(msgspec.Struct, tag=True, kw_only=True):
 ToCore = AddRequest | AbortRequests | Call | Shutdown
 FromCore = Ready | Failed | Died | Outputs | Refused | Reply
 
-CALLS = {"stats", "reset_prefix_cache", "check_integrity", "sleep", "wake_up", "start_profile", "stop_profile"}
-"""Methods of the core that a `Call` may name."""
+LOOP_CALLS = {"freeze", "thaw"}
+"""Calls that the loop around the core answers: stop stepping, whatever there is to do, and go on."""
+
+CALLS = LOOP_CALLS | {
+    "stats", "reset_prefix_cache", "check_integrity", "sleep", "discard", "wake_up", "start_profile", "stop_profile",
+}  # fmt: skip
+"""Methods that a `Call` may name."""
 
 _encoder = msgspec.msgpack.Encoder()
 _to_core = msgspec.msgpack.Decoder(ToCore)

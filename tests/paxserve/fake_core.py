@@ -128,6 +128,9 @@ class FakeCore:
         self.is_asleep = not self.choices
         return self.is_asleep
 
+    def discard(self) -> bool:
+        return self.sleep()
+
     def wake_up(self) -> bool:
         was_asleep, self.is_asleep = self.is_asleep, False
         return was_asleep

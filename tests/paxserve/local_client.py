@@ -35,7 +35,7 @@ class LocalClient:
             self.loop.send(wire.Outputs([], self.core.stats()))
             await self.wake.wait()
             self.wake.clear()
-            while self.core.has_unfinished_requests():
+            while self.loop.has_work:
                 try:
                     outputs = self.core.step()
                 except RuntimeError as error:

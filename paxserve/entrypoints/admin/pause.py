@@ -11,13 +11,18 @@ router = APIRouter()
 
 
 @router.post("/pause")
-async def pause(request: Request, mode: Literal["abort", "wait"] = "abort", clear_cache: bool = True) -> dict[str, str]:
-    """Hold new requests back; those in flight are ended or waited for, then what is cached is forgotten."""
+async def pause(
+    request: Request, mode: Literal["abort", "wait", "keep"] = "abort", clear_cache: bool = True
+) -> dict[str, str]:
+    """Hold new requests back; those in flight are ended or waited for, then what is cached is forgotten.
+
+    Or they are kept: they stop where they are and go on at /resume, and so what is cached stays as well.
+    """
     engine = context_of(request).engine
     if engine.admission.state == "asleep":
         raise RequestError("The engine is asleep.", code=409)
     await engine.pause(mode)
-    if clear_cache:
+    if clear_cache and mode != "keep":
         await engine.call("reset_prefix_cache")
     return {"status": "paused"}
 
@@ -28,7 +33,7 @@ async def resume(request: Request) -> dict[str, str]:
     engine = context_of(request).engine
     if engine.admission.state == "asleep":
         raise RequestError("The engine is asleep: /wake_up ends that.", code=409)
-    engine.resume()
+    await engine.resume()
     return {"status": "resumed"}
 
 

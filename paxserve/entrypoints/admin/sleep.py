@@ -1,9 +1,10 @@
 """POST /sleep and /wake_up, GET /is_sleeping: give the device's memory back for a while."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
+from paxserve.engine.async_engine import PauseMode
 from paxserve.entrypoints.context import context_of
 from paxserve.errors import RequestError
 
@@ -11,16 +12,21 @@ router = APIRouter()
 
 
 @router.post("/sleep")
-async def sleep(request: Request, level: int = 1, mode: Literal["abort", "wait"] = "abort") -> dict[str, Any]:
-    """Free the KV pool and keep the weights on the host (level 1), or only stop answering (level 0)."""
-    if level not in (0, 1):
-        raise RequestError(f"level must be 0 or 1, got {level}: weights are never thrown away.", "level")
+async def sleep(request: Request, level: int = 1, mode: PauseMode = "abort") -> dict[str, Any]:
+    """Free the KV pool and keep the weights on the host (level 1), or only stop answering (level 0).
+
+    Level 2 throws the weights away too: /wake_up reads them from the checkpoint.
+    """
+    if level not in (0, 1, 2):
+        raise RequestError(f"level must be 0, 1 or 2, got {level}.", "level")
+    if level > 0 and mode == "keep":
+        raise RequestError("mode=keep needs level=0: the memory of requests in flight would be freed.", "mode")
     engine = context_of(request).engine
     if engine.admission.state == "asleep":
         raise RequestError("The engine is asleep already.", code=409)
     if level == 0:
         await engine.pause(mode)
-    elif not await engine.sleep(mode):
+    elif not await engine.sleep(mode, level):
         raise RequestError("Requests are still running.", code=409)
     return {"status": "sleeping", "level": level}
 
@@ -34,7 +40,7 @@ async def wake_up(request: Request, tags: Annotated[list[str] | None, Query()] =
     if engine.admission.state == "asleep":
         await engine.wake_up()
     else:
-        engine.resume()
+        await engine.resume()
     return {"status": "awake", "tags": None}
 
 

@@ -17,11 +17,16 @@ def core():
     return make_core("llama")
 
 
-def test_the_same_answers_before_and_after(core):
+@pytest.mark.parametrize("level", ["sleep", "discard"])
+def test_the_same_answers_before_and_after(core, level):
+    assert core.reset_prefix_cache()
     cold, warm = answer(core, "a"), answer(core, "b")
+    weights = core.runner._weights
     assert warm[2] > 0
-    assert core.sleep()
+    assert getattr(core, level)()
     assert not core.sleep()
+    assert not core.discard()
+    assert all(weight.is_deleted() for weight in weights) == (level == "discard")
     assert core.wake_up()
     assert not core.wake_up()
     for expected, name in ((cold, "c"), (warm, "d")):

@@ -85,6 +85,53 @@ def test_sleep_ends_requests_and_refuses_new_ones_until_it_wakes_up():
     assert after[1].status_code == 200
 
 
+def test_level_2_throws_the_weights_away():
+    async def test(served: Serving, ask):
+        slept = (await ask("POST", "/sleep?level=2")).json()
+        metrics = (await served.http.get("/metrics")).text
+        await ask("POST", "/wake_up")
+        return slept, metrics, (await served.complete(max_tokens=1)).status_code
+
+    slept, metrics, after = administer(test)
+    assert slept == {"status": "sleeping", "level": 2}
+    assert value_of(metrics, "vllm:engine_sleep_state", sleep_state="discard_all") == 1
+    assert after == 200
+
+
+@pytest.mark.parametrize("path", ["/pause?mode=keep", "/sleep?level=0&mode=keep"])
+def test_requests_that_are_kept_go_on_where_they_stopped(path):
+    async def test(served: Serving, ask):
+        served.core.step_seconds = 0.005
+        running = asyncio.ensure_future(served.complete(max_tokens=30))
+        await until(lambda: served.core.counters.generation_tokens >= 5)
+        await ask("POST", path)
+        count = served.core.counters.generation_tokens
+        held = asyncio.ensure_future(served.complete(max_tokens=3))
+        await asyncio.sleep(0.1)
+        stopped = served.core.counters.generation_tokens == count < 30, running.done(), held.done()
+        await ask("POST", "/resume")
+        return stopped, (await running).json()["choices"][0], (await held).json()["choices"][0]["text"]
+
+    stopped, kept, held = administer(test)
+    assert stopped == (True, False, False)
+    assert kept["finish_reason"] == "length"
+    assert kept["text"] == (SCRIPT * 2)[: len(kept["text"])]
+    assert held == SCRIPT[:3]
+
+
+@pytest.mark.parametrize("path", ["/pause?mode=abort", "/sleep"])
+def test_kept_requests_can_still_be_ended(path):
+    async def test(served: Serving, ask):
+        served.core.step_seconds = 0.005
+        running = asyncio.ensure_future(served.complete(max_tokens=300))
+        await until(lambda: served.core.choices)
+        await ask("POST", "/pause?mode=keep")
+        answer = await ask("POST", path)
+        return answer.status_code, (await running).json()["choices"][0]["finish_reason"], served.core.choices
+
+    assert administer(test) == (200, "abort", {})
+
+
 def test_a_pause_holds_new_requests_back():
     async def test(served: Serving, ask):
         served.core.step_seconds = 0.005
@@ -152,8 +199,8 @@ def test_the_configuration_is_shown_without_secrets():
 
 @pytest.mark.parametrize(
     "path",
-    ["/sleep?level=2", "/sleep?level=x", "/sleep?mode=later", "/wake_up?tags=weights", "/pause?mode=keep",
-     "/reset_prefix_cache?reset_running_requests=true", "/reset_prefix_cache?reset_external=true"],
+    ["/sleep?level=3", "/sleep?level=x", "/sleep?mode=later", "/sleep?mode=keep", "/wake_up?tags=weights",
+     "/pause?mode=x", "/reset_prefix_cache?reset_running_requests=true", "/reset_prefix_cache?reset_external=true"],
 )  # fmt: skip
 def test_what_is_not_offered_is_refused(path):
     async def test(served: Serving, ask):
