@@ -91,7 +91,7 @@ def leave_out_absent_tpu() -> None:
     jax itself looks for a TPU's chips when it is imported, and sets this variable where there are none.
     """
     has_plugins = importlib.util.find_spec("jax_plugins") is not None
-    if os.environ.get("TPU_SKIP_MDS_QUERY") == "1" and jax.config.read("jax_platforms") is None and not has_plugins:
+    if os.environ.get("TPU_SKIP_MDS_QUERY") == "1" and jax.config.values["jax_platforms"] is None and not has_plugins:
         jax.config.update("jax_platforms", "cpu")
 
 
