@@ -1,9 +1,12 @@
 """What passes between the front (text, HTTP) and the engine core (tokens).
 
-Plain dataclasses, so that msgspec can send them between processes without pickle.
+Plain data, so that msgspec can send it between processes without pickle.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+import msgspec
 
 from paxserve.beam_search_params import BeamSearchParams
 from paxserve.pooling_params import PoolingParams
@@ -45,8 +48,7 @@ class TokenLogprobs:
     """Rank of the chosen token in the whole vocabulary, 1 being the most likely."""
 
 
-@dataclass(slots=True, kw_only=True)
-class EngineOutput:
+class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one engine step brought one choice of one request."""
 
     request_id: str
@@ -64,12 +66,52 @@ class EngineOutput:
     num_cached_tokens: int = 0
     """Prompt tokens taken from the prefix cache."""
     first_scheduled_time: float = 0.0
-    """`time.time()` when the request first entered a step."""
+    """`time.time()` when the request first entered a step; 0 when it has been told before."""
     num_preemptions: int = 0
+    """How often it was preempted so far; 0 when that has been told before."""
     pooled: bytes | None = None
     """A pooling request's float32 numbers: a vector, or one for each token, one after another."""
     cumulative_logprob: float | None = None
     """Log-probability of the whole output, where it was found by beam search."""
+
+
+class DecodedTokens(msgspec.Struct, array_like=True):
+    """What one step brought many requests that go on: `EngineOutput`s that say nothing but new tokens."""
+
+    request_ids: list[str]
+    indices: list[int]
+    new_token_ids: list[list[int]]
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+    def __iter__(self) -> Iterator[EngineOutput]:
+        for request_id, index, tokens in zip(self.request_ids, self.indices, self.new_token_ids, strict=True):
+            yield EngineOutput(request_id=request_id, index=index, new_token_ids=tokens)
+
+
+class StepOutputs:
+    """All that a step brought, as `EngineOutput`s of which most are written out only when they are read."""
+
+    def __init__(self, listed: list[EngineOutput], decoded: DecodedTokens | None = None) -> None:
+        self.listed = listed
+        self.decoded = decoded
+
+    def __len__(self) -> int:
+        return len(self.listed) + (0 if self.decoded is None else len(self.decoded))
+
+    def __iter__(self) -> Iterator[EngineOutput]:
+        yield from self.listed
+        if self.decoded is not None:
+            yield from self.decoded
+
+    def add(self, outputs: "list[EngineOutput] | DecodedTokens") -> None:
+        """Put more behind them; at most once what is `DecodedTokens`."""
+        if isinstance(outputs, DecodedTokens):
+            assert self.decoded is None
+            self.decoded = outputs
+        else:
+            self.listed += outputs
 
 
 @dataclass(slots=True, kw_only=True)

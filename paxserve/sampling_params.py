@@ -125,6 +125,11 @@ class SamplingParams:
         return bool(self.logit_bias or self.allowed_token_ids or self.bad_words_token_ids or self.min_tokens)
 
     @property
+    def has_lasting_bias(self) -> bool:
+        """Whether logits are shifted or barred beyond the first `min_tokens` tokens."""
+        return bool(self.logit_bias or self.allowed_token_ids or self.bad_words_token_ids)
+
+    @property
     def all_stop_token_ids(self) -> set[int]:
         """Every token id that ends the output, as far as this request honours it."""
         return set(self.stop_token_ids) | (set() if self.ignore_eos else set(self.eos_token_ids))

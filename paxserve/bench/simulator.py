@@ -6,7 +6,7 @@ meanwhile joins the step after next.
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ import numpy as np
 from paxserve.bench.report import statistics
 from paxserve.bench.step_times import StepTimes
 from paxserve.bench.trace import TraceRequest, at_rate
+from paxserve.engine.decode_steps import DecodeStep
 from paxserve.engine.request import Request, expand_choices
 from paxserve.engine.step_plan import RowResult, ScheduledStep
 from paxserve.errors import ConfigError
@@ -40,11 +41,11 @@ class AnyScheduler(Protocol):
         """Queue a request."""
         ...
 
-    def schedule(self) -> ScheduledStep | None:
+    def schedule(self) -> ScheduledStep | DecodeStep | None:
         """Plan a step."""
         ...
 
-    def update(self, step: ScheduledStep, results: list[RowResult]) -> list[EngineOutput]:
+    def update(self, step: Any, results: Any) -> Iterable[EngineOutput]:
         """Take in a step."""
         ...
 
@@ -87,7 +88,7 @@ class Simulation:
         self.scheduler, self.times, self.page_size = scheduler, times, page_size
         self.now = 0.0
         self._device_free = 0.0
-        self._launched: deque[tuple[ScheduledStep, float]] = deque()
+        self._launched: deque[tuple[ScheduledStep | DecodeStep, float]] = deque()
         self._open: dict[str, _Progress] = {}
         self._done: list[_Progress] = []
         self._gaps: Counter[float] = Counter()
@@ -134,9 +135,11 @@ class Simulation:
                 self._memory.look(self.scheduler.stats(), self.page_size)
         if self._launched and (scheduled is None or len(self._launched) >= DEPTH):
             step, self.now = self._launched.popleft()
-            self._hear(self.scheduler.update(step, [self._result] * len(step.rows)))
+            is_plain = isinstance(step, DecodeStep)
+            results = np.full(step.num_rows, OUTPUT_TOKEN) if is_plain else [self._result] * step.num_rows
+            self._hear(self.scheduler.update(step, results))
 
-    def _hear(self, outputs: list[EngineOutput]) -> None:
+    def _hear(self, outputs: Iterable[EngineOutput]) -> None:
         now, gaps = self.now, []
         for output in outputs:
             progress = self._open[output.request_id]

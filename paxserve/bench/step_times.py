@@ -7,6 +7,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from paxserve.engine.decode_steps import DecodeStep
 from paxserve.engine.step_plan import ScheduledStep
 from paxserve.errors import ConfigError
 
@@ -30,8 +33,11 @@ class StepTimes:
     per_prefill_pair: float
     """Seconds for each pair of a query and a key in rows that compute several."""
 
-    def seconds(self, step: ScheduledStep, num_idle_rows: int = 0) -> float:
+    def seconds(self, step: ScheduledStep | DecodeStep, num_idle_rows: int = 0) -> float:
         """How long the step takes, on so many more rows that compute and are thrown away."""
+        if isinstance(step, DecodeStep):
+            context = int(step.starts.sum(dtype=np.int64))
+            return self.products(num_idle_rows + step.num_tokens) + self.per_context_token * context
         num_tokens, context, pairs = num_idle_rows, 0, 0
         for row in step.rows:
             count = row.num_tokens

@@ -8,7 +8,8 @@ from paxserve.errors import ConfigError
 USAGE = "[--rows N ...] [--steps N]"
 DESCRIPTION = """\
 Measure the Python that a decode step costs beside the device: planning it, packing it, taking in its tokens, and
-writing the message for the front process; one JSON object for each number of rows. No model is loaded.
+writing the message for the front process. Two JSON objects for each number of rows: while no row joins or leaves, and
+with one that leaves and one that joins in every step. No model is loaded.
 
     paxserve bench host --rows 1 64 256"""
 
@@ -20,11 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, and print one JSON object a number of rows."""
+    """Measure, and print two JSON objects a number of rows."""
     if min(arguments.rows) < 1 or arguments.steps < 1:
         raise ConfigError("--rows and --steps must be at least 1.")
     from paxserve.bench.host_cost import measure_host_cost  # late, as numpy loads slowly
 
     for num_rows in arguments.rows:
-        print(json.dumps(measure_host_cost(num_rows, arguments.steps)), flush=True)
+        for is_changing in (False, True):
+            print(json.dumps(measure_host_cost(num_rows, arguments.steps, is_changing=is_changing)), flush=True)
     return 0

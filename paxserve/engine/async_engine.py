@@ -309,7 +309,8 @@ class AsyncEngine:
 
     def _handle(self, message: wire.FromCore) -> None:
         match message:
-            case wire.Outputs(outputs, stats):
+            case wire.Outputs(listed, stats, decoded):
+                outputs = [*listed, *(decoded or ())]
                 self.stats = stats
                 self.metrics.record_stats(stats)
                 self.metrics.requests.record(outputs)

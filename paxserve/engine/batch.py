@@ -7,12 +7,13 @@ a flat index and a value, floats as their bits.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from paxserve.engine.decode_steps import DecodeStep
 from paxserve.engine.request import Request
 from paxserve.engine.step_plan import ScheduledRow, ScheduledStep
-from paxserve.sampling_params import SamplingParams
 
 PARAM_COLUMNS = (
     "temperature",
@@ -66,7 +67,7 @@ class Layout:
     is_rich: bool
     """Whether the program can do log-probabilities, penalties and biases."""
 
-    @property
+    @cached_property
     def fields(self) -> dict[str, tuple[int, int]]:
         """Offset and length of each field, in int32 words."""
         tokens, rows, deltas = self.num_tokens, self.num_rows, self.num_deltas
@@ -90,7 +91,7 @@ class Layout:
             end += length
         return offsets
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Words in the packed buffer."""
         return sum(length for _, length in self.fields.values())
@@ -110,14 +111,13 @@ class SlotTable:
         self._num_pages = [0] * num_slots
         self._num_page_changes = [0] * num_slots
 
-    def changes(self, rows: Iterable[ScheduledRow]) -> tuple[list[int], list[int], list[Request]]:
-        """Flat indices and values to write for the requests of these rows, and those that are new to their slots."""
+    def changes(self, requests: Iterable[Request]) -> tuple[list[int], list[int], list[Request]]:
+        """Flat indices and values to write for these requests, and those of them that are new to their slots."""
         indices: list[int] = []
         values: list[int] = []
         newcomers: list[Request] = []
         owners, lives, sizes = self._owner, self._num_preemptions, self._num_pages
-        for row in rows:
-            request = row.request
+        for request in requests:
             slot, num_pages = request.slot, len(request.tables[0])
             if owners[slot] is not request or lives[slot] != request.num_preemptions:
                 newcomers.append(request)
@@ -150,11 +150,44 @@ def _tokens_of(row: ScheduledRow) -> list[int]:
 
 
 def pack(
-    step: ScheduledStep, layout: Layout, delta_indices: list[int], delta_values: list[int], table_size: int
+    step: ScheduledStep | DecodeStep,
+    layout: Layout,
+    delta_indices: list[int],
+    delta_values: list[int],
+    table_size: int,
 ) -> np.ndarray:
     """The packed int32 buffer of a step; padding rows and tokens are out of every range."""
     buffer = np.zeros(layout.size, np.int32)
     view = {name: buffer[offset : offset + length] for name, (offset, length) in layout.fields.items()}
+    view["slots"][:] = np.iinfo(np.int32).max
+    view["delta_indices"][:] = table_size
+    view["delta_indices"][: len(delta_indices)] = delta_indices
+    view["delta_values"][: len(delta_values)] = delta_values
+    if isinstance(step, DecodeStep):
+        _pack_decodes(step, view)
+    else:
+        _pack_rows(step, view)
+        if layout.is_rich:
+            _pack_rich(step, view)
+    return buffer
+
+
+def _pack_decodes(step: DecodeStep, view: dict[str, np.ndarray]) -> None:
+    """A token a row, most of it as in the step before."""
+    decodes, count = step.decodes, step.num_rows
+    view["token_ids"][:count] = step.tokens
+    view["positions"][:count] = step.starts
+    view["cu_q_lens"][:count] = np.arange(count)
+    view["cu_q_lens"][count:] = count
+    view["kv_lens"][:count] = step.starts + 1
+    view["slots"][:count] = decodes.slots
+    view["sample_positions"][:count] = decodes.positions + step.age
+    view["samples"][:count] = 1
+    view["num_decode_rows"][0] = count
+
+
+def _pack_rows(step: ScheduledStep, view: dict[str, np.ndarray]) -> None:
+    """Any number of tokens a row, whatever the step before was."""
     rows = step.rows
     count = len(rows)
     num_tokens = [row.num_tokens for row in rows]
@@ -164,7 +197,6 @@ def pack(
     view["cu_q_lens"][count + 1 :] = total
     starts = np.fromiter((row.start for row in rows), np.int32, count)
     view["kv_lens"][:count] = starts + num_tokens
-    view["slots"][:] = np.iinfo(np.int32).max
     view["slots"][:count] = [row.request.slot for row in rows]
     view["sample_positions"][:count] = [row.position for row in rows]
     view["samples"][:count] = [row.samples for row in rows]
@@ -177,12 +209,6 @@ def pack(
             tokens += _tokens_of(row)
     view["token_ids"][:total] = tokens
     view["positions"][:total] = np.repeat(starts - (ends - num_tokens), num_tokens) + np.arange(total)
-    view["delta_indices"][:] = table_size
-    view["delta_indices"][: len(delta_indices)] = delta_indices
-    view["delta_values"][: len(delta_values)] = delta_values
-    if layout.is_rich:
-        _pack_rich(step, view)
-    return buffer
 
 
 def _pack_rich(step: ScheduledStep, view: dict[str, np.ndarray]) -> None:
@@ -202,16 +228,9 @@ def _pack_rich(step: ScheduledStep, view: dict[str, np.ndarray]) -> None:
 def needs_rich(step: ScheduledStep) -> bool:
     """Whether some row wants what only the rich program does."""
     for row in step.rows:
-        request, params = row.request, row.request.params
-        if row.samples:
-            is_biased = params.has_bias and (row.position < params.min_tokens or has_lasting_bias(params))
-            if params.logprobs is not None or params.has_penalties or is_biased:
-                return True
+        request = row.request
+        if row.samples and not request.is_plain_at(row.position):
+            return True
         if request.wants_prompt_logprobs and row.start < request.prompt_len - 1:
             return True
     return False
-
-
-def has_lasting_bias(params: SamplingParams) -> bool:
-    """Whether logits are shifted or barred beyond the first `min_tokens` tokens."""
-    return bool(params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids)

@@ -61,7 +61,7 @@ class CoreLoop:
                 self.requests.poll()
             self.drain()
             if self.has_work:
-                self.send(wire.Outputs(self.core.step(), self.core.stats()))
+                self.send(wire.Outputs.of(self.core.step(), self.core.stats()))
 
     def drain(self) -> None:
         """Handle every message that has come, without waiting for more."""

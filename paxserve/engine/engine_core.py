@@ -27,7 +27,7 @@ from paxserve.engine.start import CompilationCounter, PhaseClock, Profiling, che
 from paxserve.errors import ConfigError, RequestError
 from paxserve.loaders.checkpoint import Checkpoint, open_checkpoint
 from paxserve.loaders.weights import choose_architecture, load_model
-from paxserve.messages import EngineOutput, EngineRequest, EngineStats, ModelInfo
+from paxserve.messages import EngineOutput, EngineRequest, EngineStats, ModelInfo, StepOutputs
 from paxserve.platform import configure_jax, detect_platform, device_mesh, kv_pool_bytes, resolve
 from sharding.rules import weight_sharding
 
@@ -149,9 +149,9 @@ class EngineCore(Profiling):
         """Whether `step` still has something to do or to tell."""
         return bool(self._launched or self._aborted) or self.scheduler.has_unfinished()
 
-    def step(self) -> list[EngineOutput]:
+    def step(self) -> StepOutputs:
         """Launch the next step, then wait for the one before it and return what it brought."""
-        outputs, self._aborted = [*self._aborted, *self.scheduler.expire(time.time())], []
+        outputs, self._aborted = StepOutputs([*self._aborted, *self.scheduler.expire(time.time())]), []
         started = time.perf_counter()
         scheduled = self.scheduler.schedule()
         planned = time.perf_counter()
@@ -166,7 +166,7 @@ class EngineCore(Profiling):
             oldest = self._launched.popleft()
             results = self.runner.read(oldest)
             ready = time.perf_counter()
-            outputs += self.scheduler.update(oldest.step, results)
+            outputs.add(self.scheduler.update(oldest.step, results))
             self._add_seconds(wait=ready - launched, process=time.perf_counter() - ready)
         return outputs
 
@@ -186,7 +186,7 @@ class EngineCore(Profiling):
         if self._is_asleep or self.scheduler.has_unfinished():
             return False
         while self._launched:  # what was aborted in mid-step
-            self._aborted = self.step()
+            self._aborted = list(self.step())
         self.scheduler.reset_prefix_cache()
         free_memory()
         self._is_asleep = True

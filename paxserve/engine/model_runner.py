@@ -13,6 +13,7 @@ from jaxtyping import Array
 from paxserve.config import EngineConfig
 from paxserve.engine.batch import Layout, SlotTable, needs_rich, pack
 from paxserve.engine.buckets import fitting
+from paxserve.engine.decode_steps import DecodeStep
 from paxserve.engine.host_pages import HostPages
 from paxserve.engine.kv_cache import PagePool
 from paxserve.engine.logit_bias import BiasState, bias_row, bias_state
@@ -21,14 +22,14 @@ from paxserve.engine.program_specs import NUM_COPIES, NUM_MOVES, NUM_UPDATES, Pr
 from paxserve.engine.programs import Programs
 from paxserve.engine.request import Request
 from paxserve.engine.step import DeviceState, RichState, StepOutput, StepShape
-from paxserve.engine.step_plan import RowResult, ScheduledStep
+from paxserve.engine.step_plan import RowResult, ScheduledRow, ScheduledStep
 from paxserve.messages import TokenLogprobs
 
 
 class Launched(NamedTuple):
     """A step on the device whose results have not been read."""
 
-    step: ScheduledStep
+    step: ScheduledStep | DecodeStep
     layout: Layout
     out: StepOutput
 
@@ -107,18 +108,18 @@ class ModelRunner:
 
     # One step
 
-    def launch(self, step: ScheduledStep) -> Launched:
+    def launch(self, step: ScheduledStep | DecodeStep) -> Launched:
         """Start a step on the device without waiting for it or for any step before it."""
-        is_rich = needs_rich(step)
+        is_rich = isinstance(step, ScheduledStep) and needs_rich(step)
         layouts = self._specs.rich_layouts if is_rich else self._specs.plain_layouts
-        layout: Layout = self._programs.choose(fitting(layouts, step.num_tokens, len(step.rows)))
+        layout: Layout = self._programs.choose(fitting(layouts, step.num_tokens, step.num_rows))
         if step.page_saves or step.page_loads:
             self._move_pages(step)
         if step.page_copies:
-            self._copy_pages(step.page_copies)
+            self._copy_pages(list(step.page_copies))
         indices, values = self._table_changes(step, layout)
         if is_rich:
-            self._update_biases(step)
+            self._update_biases(step.rows)
         packed = pack(step, layout, indices, values, self._state.table.shape[0])
         rich = self._rich if is_rich else None
         self._pool, self._state, rich, out = self._programs[layout](
@@ -129,9 +130,11 @@ class ModelRunner:
         out.tokens.copy_to_host_async()
         return Launched(step, layout, out)
 
-    def read(self, launched: Launched) -> list[RowResult]:
-        """Wait for a step and return what it found, a result for each of its rows."""
+    def read(self, launched: Launched) -> list[RowResult] | np.ndarray:
+        """Wait for a step and return what it found for each row; of a `DecodeStep` the tokens alone."""
         step, out = launched.step, launched.out
+        if isinstance(step, DecodeStep):
+            return np.asarray(out.tokens)[: step.num_rows]
         results = [RowResult(int(token)) for token in np.asarray(out.tokens)[: len(step.rows)]]
         if launched.layout.is_rich:
             self._read_logprobs(step, out, results)
@@ -160,9 +163,9 @@ class ModelRunner:
 
     # What travels ahead of a step
 
-    def _table_changes(self, step: ScheduledStep, layout: Layout) -> tuple[list[int], list[int]]:
+    def _table_changes(self, step: ScheduledStep | DecodeStep, layout: Layout) -> tuple[list[int], list[int]]:
         """Changes small enough to travel with the step; what is more goes ahead of it."""
-        indices, values, newcomers = self._slots.changes(step.rows)
+        indices, values, newcomers = self._slots.changes(step.changed)
         for request in newcomers:
             if request.params.has_penalties:
                 self._set_counts(request)
@@ -177,7 +180,7 @@ class ModelRunner:
         padded[1, : len(values)] = values
         self._state = self._programs["update"](self._state, padded[0], padded[1])
 
-    def _move_pages(self, step: ScheduledStep) -> None:
+    def _move_pages(self, step: ScheduledStep | DecodeStep) -> None:
         """Save pages into host memory, then bring others back; nothing waits but for what is still on its way out."""
         host, num_pages = self._host_pages, self._specs.num_pages
         assert host is not None
@@ -205,9 +208,9 @@ class ModelRunner:
         in_prompt[request.token_ids[: request.prompt_len]] = True
         self._rich = self._programs["counts"](self._rich, np.int32(request.slot), counts, in_prompt)
 
-    def _update_biases(self, step: ScheduledStep) -> None:
+    def _update_biases(self, rows: list[ScheduledRow]) -> None:
         """Send the bias row of every biased request whose row has changed since it was last sent."""
-        for row in step.rows:
+        for row in rows:
             request = row.request
             if not (row.samples and request.params.has_bias):
                 continue

@@ -183,8 +183,9 @@ class _RequestState:
                 metrics.first_token_time = now
         if output.index == 0 and output.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
-        self.preemptions[output.index] = output.num_preemptions
-        metrics.num_preemptions = sum(self.preemptions)
+        if output.num_preemptions:
+            self.preemptions[output.index] = output.num_preemptions
+            metrics.num_preemptions = sum(self.preemptions)
 
     def _read_prompt_logprobs(self, output: EngineOutput) -> None:
         self.prompt_logprobs = []

@@ -100,6 +100,13 @@ class Request:
         """Whether no further token is wanted."""
         return self.status is Status.FINISHED
 
+    def is_plain_at(self, position: int) -> bool:
+        """Whether the token at this output position is sampled from unchanged logits, without log-probabilities."""
+        params = self.params
+        if params.logprobs is not None or params.has_penalties:
+            return False
+        return not params.has_bias or (position >= params.min_tokens and not params.has_lasting_bias)
+
     @property
     def has_all_tokens_planned(self) -> bool:
         """Whether the length limit is reached by the tokens that are read or on their way."""

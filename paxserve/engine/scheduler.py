@@ -12,15 +12,18 @@ with a page before the later one touches it.
 import time
 from typing import Self
 
+import numpy as np
+
 from paxserve.config import SchedulerConfig
 from paxserve.engine.beam_group import BeamGroup
+from paxserve.engine.decode_steps import DecodeSet, DecodeStep
 from paxserve.engine.kv_cache import PagePool
 from paxserve.engine.page_tables import PageTables
 from paxserve.engine.page_writers import PageWriters
 from paxserve.engine.request import Request, Status
 from paxserve.engine.step_plan import RowResult, ScheduledRow, ScheduledStep, StepPlan
 from paxserve.engine.waiting_queue import Deadlines, WaitingQueue, rank_of
-from paxserve.messages import EngineOutput, EngineStats
+from paxserve.messages import DecodedTokens, EngineOutput, EngineStats
 
 
 class Scheduler:
@@ -57,6 +60,8 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self._decodes: DecodeSet | None = None
+        """The requests of the last step, while nothing else happens than that all of them decode."""
         self._requests: dict[str, list[Request]] = {}
         self._deadlines = Deadlines()
         self._stats = EngineStats(num_pages=pool.num_pages)
@@ -139,8 +144,11 @@ class Scheduler:
 
     # One step
 
-    def schedule(self) -> ScheduledStep | None:
+    def schedule(self) -> ScheduledStep | DecodeStep | None:
         """Plan the next step, or None when nothing can be computed before more tokens are read."""
+        if (step := self._decode_on()) is not None:
+            return step
+        self._decodes = None
         plan = StepPlan(self.max_num_batched_tokens)
         if self.tables.is_limited:
             for request in self.running:
@@ -177,8 +185,15 @@ class Scheduler:
             self._admit(plan)
         return self._commit(plan) if plan.counts else None
 
-    def update(self, step: ScheduledStep, results: list[RowResult]) -> list[EngineOutput]:
-        """Take in what a step computed; returns what the requests' owners should hear."""
+    def update(
+        self, step: ScheduledStep | DecodeStep, results: list[RowResult] | np.ndarray
+    ) -> list[EngineOutput] | DecodedTokens:
+        """Take in what a step computed; returns what the requests' owners should hear. Arrays are a `DecodeStep`'s."""
+        if isinstance(results, np.ndarray):
+            assert isinstance(step, DecodeStep)
+            if (decoded := self._take_tokens(step, results)) is not None:
+                return decoded
+            results = [RowResult(token) for token in results.tolist()]
         outputs = []
         for row, result in zip(step.rows, results, strict=True):
             request = row.request
@@ -214,6 +229,48 @@ class Scheduler:
         for request in running:
             self.tables.check(request)
             assert request.num_computed <= request.num_tokens
+
+    # Steps in which all go on as before
+
+    def _decode_on(self) -> DecodeStep | None:
+        """A step in which every running request computes its next token; None if there is anything else to do."""
+        if self.waiting and self._free_slots:
+            return None
+        decodes = self._decodes = self._decodes or DecodeSet.of(self.running, self.pool.page_size)
+        if decodes is None or not decodes.can_go_on or len(decodes) > self.max_num_batched_tokens:
+            return None
+        unused = StepPlan(0)
+        for request in decodes.on_page_border(decodes.age):
+            if self.tables.is_limited:
+                self.tables.give_back(request)
+            if not self.tables.grow(request, request.num_computed + 1, unused):
+                return None
+        step = DecodeStep(decodes)
+        decodes.age += 1
+        for request in decodes.requests:
+            request.num_computed += 1
+            request.num_pending += 1
+        for request in decodes.on_page_border(decodes.age):
+            self.tables.cache_full_pages(request, request.num_computed - 1)
+        self._stats.num_steps += 1
+        self._stats.last_step_tokens = step.num_tokens
+        if self.pool.host is not None:
+            step.page_saves, step.page_loads = self.pool.host.take_moves()
+        return step
+
+    def _take_tokens(self, step: DecodeStep, tokens: np.ndarray) -> DecodedTokens | None:
+        """Add each request's token; None, and nothing done, if one of them ends here or has ended before."""
+        decodes, known = step.decodes, tokens.tolist()
+        if decodes is not self._decodes or step.is_last or not decodes.stop_ids.isdisjoint(known):
+            return None
+        new_token_ids = [[token] for token in known]
+        for request, new in zip(decodes.requests, new_token_ids, strict=True):
+            request.num_pending -= 1
+            request.token_ids += new
+        for request in decodes.on_page_border(step.age + 2):  # the tokens known are one more than those computed
+            self.tables.cache_full_pages(request, len(request.token_ids) - 1)
+        self._stats.generation_tokens += len(known)
+        return DecodedTokens(decodes.request_ids, decodes.indices, new_token_ids)
 
     # How a step is put together
 
@@ -461,6 +518,7 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         self.running.remove(request)
+        self._decodes = None
         self.tables.release(request)
         self._free_slots.append(request.slot)
         request.slot = -1

@@ -35,6 +35,16 @@ class ScheduledStep:
     """(slot, page): pages to bring back from there, after the saves and before the copies."""
 
     @property
+    def num_rows(self) -> int:
+        """Requests in the step."""
+        return len(self.rows)
+
+    @property
+    def changed(self) -> Iterable[Request]:
+        """Requests of which the device may not know something yet."""
+        return [row.request for row in self.rows]
+
+    @property
     def num_tokens(self) -> int:
         """Tokens the step computes."""
         return sum([row.num_tokens for row in self.rows])

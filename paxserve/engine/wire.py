@@ -1,12 +1,12 @@
 """The messages between the front process and the engine core's process, as msgpack without pickle."""
 
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
 from paxserve.config import EngineConfig
 from paxserve.log import LogFormat
-from paxserve.messages import EngineOutput, EngineRequest, EngineStats, ModelInfo
+from paxserve.messages import DecodedTokens, EngineOutput, EngineRequest, EngineStats, ModelInfo, StepOutputs
 
 
 class LaunchOrder(msgspec.Struct, kw_only=True):
@@ -66,6 +66,14 @@ class Outputs(msgspec.Struct, tag=True):
 
     outputs: list[EngineOutput]
     stats: EngineStats
+    decoded: DecodedTokens | None = None
+
+    @classmethod
+    def of(cls, outputs: StepOutputs | list[EngineOutput], stats: EngineStats) -> Self:
+        """The message for what a core's step returned."""
+        if isinstance(outputs, StepOutputs):
+            return cls(outputs.listed, stats, outputs.decoded)
+        return cls(outputs, stats)
 
 
 class Refused(msgspec.Struct, tag=True, kw_only=True):

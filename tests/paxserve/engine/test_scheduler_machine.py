@@ -3,6 +3,7 @@
 import random
 from collections import deque
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from models.layer_groups import Reach
 from paxserve.beam_search_params import BeamSearchParams
 from paxserve.engine.beam_group import first_beam
 from paxserve.engine.beam_search import BeamSearch
+from paxserve.engine.decode_steps import DecodeStep
 from paxserve.engine.host_tier import HostTier
 from paxserve.engine.kv_cache import PagePool
 from paxserve.engine.page_tables import NO_PAGE
@@ -344,7 +346,10 @@ class EngineMachine(RuleBasedStateMachine):
             self._check_step(scheduled)
             self.launched.append((scheduled, self.device.run(scheduled, self.sources, self.pool)))
         if self.launched and (scheduled is None or len(self.launched) >= self.depth):
-            self._hear(*self.launched.popleft())
+            step, results = self.launched.popleft()
+            if isinstance(step, DecodeStep):  # as the device hands it over
+                results = np.array([result.token_id for result in results])
+            self._hear(step, results)
             self.check()
         elif scheduled is None:
             self.num_idle += 1
