@@ -17,7 +17,7 @@ from paxserve.entrypoints.protocol.chat import ChatRequest
 from paxserve.entrypoints.sse import EventStream
 from paxserve.errors import EngineDeadError
 from paxserve.loaders.checkpoint import open_tokenizer
-from paxserve.messages import EngineOutput, EngineRequest, EngineStats, ModelInfo
+from paxserve.messages import DecodedTokens, EngineOutput, EngineRequest, EngineStats, ModelInfo, StepOutputs
 from paxserve.metrics import Metrics
 from paxserve.server_config import ServerConfig
 
@@ -117,14 +117,19 @@ def _serving(model: str, num_tokens: int) -> tuple[ServingContext, ScriptedClien
 def _script(context: ServingContext, requests: list[EngineRequest], num_tokens: int) -> list[bytes]:
     """The core's messages, one a step, last one first."""
     tokens = itertools.cycle(context.tokenizer.encode(TEXT, add_special_tokens=False))
+    request_ids = [request.request_id for request in requests]
     messages = []
     for step in range(num_tokens):
-        token, reason = next(tokens), "length" if step == num_tokens - 1 else None
-        outputs = [
-            EngineOutput(
-                request_id=request.request_id, new_token_ids=[token], finish_reason=reason, first_scheduled_time=1.0
+        new, reason = [next(tokens)], "length" if step == num_tokens - 1 else None
+        outputs = StepOutputs([])
+        if 0 < step < num_tokens - 1:
+            outputs.add(DecodedTokens(request_ids, [0] * len(requests), [new] * len(requests)))
+        else:
+            outputs.add(
+                [
+                    EngineOutput(request_id=name, new_token_ids=new, finish_reason=reason, first_scheduled_time=1.0)
+                    for name in request_ids
+                ]
             )
-            for request in requests
-        ]
-        messages.append(wire.encode(wire.Outputs(outputs, EngineStats(num_steps=step))))
+        messages.append(wire.encode(wire.Outputs.of(outputs, EngineStats(num_steps=step))))
     return messages[::-1]

@@ -30,6 +30,9 @@ PARAM_COLUMNS = (
 )
 """Columns of the slot table after the page tables; the float ones hold float32 bits."""
 
+NO_SLOT = 2**31 - 1
+"""What padding rows have for a slot: out of every range."""
+
 
 def _float_bits(value: float) -> int:
     return int(np.float32(value).view(np.int32))
@@ -159,7 +162,7 @@ def pack(
     """The packed int32 buffer of a step; padding rows and tokens are out of every range."""
     buffer = np.zeros(layout.size, np.int32)
     view = {name: buffer[offset : offset + length] for name, (offset, length) in layout.fields.items()}
-    view["slots"][:] = np.iinfo(np.int32).max
+    view["slots"][:] = NO_SLOT
     view["delta_indices"][:] = table_size
     view["delta_indices"][: len(delta_indices)] = delta_indices
     view["delta_values"][: len(delta_values)] = delta_values

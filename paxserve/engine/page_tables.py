@@ -4,6 +4,7 @@ A request has a table for each group of layers (`models.layer_groups`), all equa
 keys and values of the i-th `page_size` tokens for those layers, or `NO_PAGE` where they are out of sight.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from models.layer_groups import Reach
@@ -243,9 +244,10 @@ class PageTables:
         """The pages that the request holds, those of a place in all tables side by side."""
         return _by_place(request.tables, 0, len(request.tables[0]))
 
-    def num_unused_tokens(self, request: Request) -> int:
-        """Tokens that its pages have room for, over all groups, beyond those that are computed."""
-        return self.num_groups * (len(request.tables[0]) * self.pool.page_size - request.num_computed)
+    def num_unused_tokens(self, requests: Sequence[Request]) -> int:
+        """Tokens that their pages have room for, over all groups, beyond those that are computed."""
+        page_size = self.pool.page_size
+        return self.num_groups * sum([len(r.tables[0]) * page_size - r.num_computed for r in requests])
 
     def check(self, request: Request) -> None:
         """Assert that a running request has the pages of all that it has computed and still sees, and no others."""

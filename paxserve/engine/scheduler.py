@@ -214,7 +214,7 @@ class Scheduler:
         stats, pool = self._stats, self.pool
         stats.num_running, stats.num_waiting = len(self.running), len(self.waiting)
         stats.num_pages_in_use = pool.num_in_use
-        stats.wasted_tokens = sum([self.tables.num_unused_tokens(request) for request in self.running])
+        stats.wasted_tokens = self.tables.num_unused_tokens(self.running)
         return stats
 
     def check_integrity(self) -> None:
