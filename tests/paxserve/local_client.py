@@ -41,7 +41,7 @@ class LocalClient:
                 except RuntimeError as error:
                     self.loop.send(wire.Died(f"RuntimeError: {error}"))
                     return
-                self.loop.send(wire.Outputs(outputs, self.core.stats()))
+                self.loop.send(wire.Outputs.of(outputs, self.core.stats()))
                 await asyncio.sleep(0)
 
     def add_request(self, request: EngineRequest) -> None:
