@@ -5,6 +5,7 @@ By default the server has a scripted engine; PAXSERVE_CLIENTS_URL names another 
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,6 +64,35 @@ def test_openais_errors_are_of_its_classes(url):
         client.chat.completions.create(model="other", messages=HELLO)
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"{url}/v1", api_key="wrong").models.list()
+
+
+def test_openais_npm_package(url):
+    """Needs node, and the folder of `npm install openai` in PAXSERVE_NODE_MODULES or beside this file."""
+    folder = Path(os.environ.get("PAXSERVE_NODE_MODULES", Path(__file__).parent / "node_modules"))
+    if shutil.which("node") is None or not (folder / "openai").is_dir():
+        pytest.skip("needs node and `npm install openai` in tests/clients")
+    # Modules are looked for beside the script, wherever that is.
+    script = folder.parent / "paxserve-openai.mjs"
+    shutil.copy(Path(__file__).with_name("openai.mjs"), script)
+    environment = {**os.environ, "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": KEY}
+    try:
+        done = subprocess.run(["node", str(script)], capture_output=True, text=True, timeout=60, env=environment)
+    finally:
+        script.unlink()
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["models"] == ["fake"]
+    assert told["chat"] == told["streamed"] == told["response"] != ""
+    assert told["completion"]
+    assert told["tokens"] == told["streamedTokens"] == 12
+    assert told["helper"] == "stop"
+    assert told["events"][0] == "response.created"
+    assert told["events"][-1] == "response.completed"
+    assert told["errors"] == {
+        "bad": ["BadRequestError", 400, "temperature"], "missing": ["NotFoundError", 404, "model"],
+        "unknown": ["AuthenticationError", 401, None],
+    }  # fmt: skip
+    assert told["left"] is True
 
 
 def test_anthropic(url):
