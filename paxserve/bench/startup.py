@@ -37,12 +37,12 @@ def measure_startup(model: str, serve_arguments: Sequence[str], *, is_cold: bool
         more += ["--uvicorn-log-level", "warning"]
         command = [sys.executable, "-m", "paxserve", "serve", model, *serve_arguments, *more]
         begin = time.perf_counter()
-        process = stack.enter_context(_running([*command, "--host", "127.0.0.1", "--port", root.rpartition(":")[2]]))
+        process = stack.enter_context(running([*command, "--host", "127.0.0.1", "--port", root.rpartition(":")[2]]))
         client = stack.enter_context(httpx.Client(**client_options(root, _api_key(serve_arguments))))
-        _wait(process, client, f"{root}/health", begin + timeout)
+        wait_healthy(process, client, f"{root}/health", begin + timeout)
         ready = time.perf_counter() - begin
         body = {"prompt": "Hello", "max_tokens": 1, "temperature": 0}
-        response = client.post(f"{root}/v1/completions", json=body | {"model": _first_model(client, root)})
+        response = client.post(f"{root}/v1/completions", json=body | {"model": first_model(client, root)})
         first_token = time.perf_counter() - begin
         if response.status_code != httpx.codes.OK:
             raise ConfigError(f"The server refused the first request: {error_text(response.content)}")
@@ -58,7 +58,7 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def _running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     """The process while the block runs; then SIGTERM, and SIGKILL if that does not end it."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
@@ -72,7 +72,8 @@ def _running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
             process.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], client: httpx.Client, url: str, deadline: float) -> None:
+def wait_healthy(process: subprocess.Popen[bytes], client: httpx.Client, url: str, deadline: float) -> None:
+    """Return once `url` answers. Raises `ConfigError` when the server ends, or is not ready by `deadline`."""
     while True:
         if process.poll() is not None:
             raise ConfigError(f"The server ended with status {process.returncode} before it was ready.")
@@ -84,7 +85,8 @@ def _wait(process: subprocess.Popen[bytes], client: httpx.Client, url: str, dead
         time.sleep(POLL_SECONDS)
 
 
-def _first_model(client: httpx.Client, root: str) -> str:
+def first_model(client: httpx.Client, root: str) -> str:
+    """The first name in the server's list of models."""
     return client.get(f"{root}/v1/models").json()["data"][0]["id"]
 
 

@@ -84,7 +84,7 @@ def test_openais_npm_package(url):
     assert told["models"] == ["fake"]
     assert told["chat"] == told["streamed"] == told["response"] != ""
     assert told["completion"]
-    assert told["tokens"] == told["streamedTokens"] == 12
+    assert 0 < told["tokens"] == told["streamedTokens"] <= 12
     assert told["helper"] == "stop"
     assert told["events"][0] == "response.created"
     assert told["events"][-1] == "response.completed"
@@ -119,7 +119,7 @@ def test_langchain(url):
     chat = langchain.ChatOpenAI(model="fake", base_url=f"{url}/v1", api_key=KEY, max_tokens=12, max_retries=0)
     whole = chat.invoke("Hello")
     assert whole.content
-    assert whole.usage_metadata["output_tokens"] == 12
+    assert 0 < whole.usage_metadata["output_tokens"] <= 12
     assert "".join(chunk.content for chunk in chat.stream("Hello")) == whole.content
     assert [answer.content for answer in chat.batch(["Hello", "Hello"])] == [whole.content] * 2
 
@@ -146,9 +146,9 @@ def test_instructor_reads_an_answer_into_a_model(url):
         openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0), mode=instructor.Mode.MD_JSON
     )
     # A scripted or a small model writes no JSON: what counts is that the answer comes and its failure is the reader's.
-    from instructor.core import InstructorRetryException
+    from instructor.core import IncompleteOutputException, InstructorRetryException
 
-    with pytest.raises(InstructorRetryException) as failed:
+    with pytest.raises((InstructorRetryException, IncompleteOutputException)) as failed:
         client.chat.completions.create(
             model="fake", response_model=Greeting, messages=HELLO, max_tokens=40, stop=["three"], max_retries=1
         )
@@ -170,6 +170,30 @@ def test_the_llm_command(url, tmp_path):
     ]
     assert outputs[0].strip()
     assert outputs[0] == outputs[1]
+
+
+def test_aiperf_measures_a_load(url, tmp_path):
+    """aiperf has an environment of its own (tests/clients/requirements-load.txt): PAXSERVE_AIPERF is its command."""
+    command = os.environ.get("PAXSERVE_AIPERF") or shutil.which("aiperf")
+    if command is None:
+        pytest.skip("needs aiperf")
+    tokenizer = tmp_path / "tokenizer"  # only for prompts of about the right length: the server counts
+    tokenizer.mkdir()
+    byte_level_tokenizer().backend.save(str(tokenizer / "tokenizer.json"))
+    (tokenizer / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    load = [
+        command, "profile", "--model", "fake", "--url", url, "--api-key", KEY, "--endpoint-type", "chat", "--streaming",
+        "--concurrency", "4", "--request-count", "16", "--isl", "60", "--osl", "12",
+        "--extra-inputs", "ignore_eos:true", "--tokenizer", str(tokenizer), "--use-server-token-count",
+        "--ui", "none", "--output-artifact-dir", str(tmp_path),
+    ]  # fmt: skip
+    done = subprocess.run(load, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    figures = json.loads(next(tmp_path.rglob("profile_export_aiperf.json")).read_text())
+    assert figures["request_count"]["avg"] == 16
+    assert figures["output_sequence_length"]["avg"] == 12
+    assert figures["time_to_first_token"]["avg"] > 0
+    assert figures["inter_token_latency"]["avg"] > 0
 
 
 def test_schemathesis_finds_no_route_that_fails(url):

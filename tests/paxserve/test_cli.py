@@ -17,6 +17,7 @@ COMMANDS = [
     *(["bench", "serve"], ["bench", "throughput"], ["bench", "latency"], ["bench", "workload"], ["bench", "startup"]),
     *(["bench", "host"], ["bench", "stall"], ["bench", "simulate"], ["bench", "front"], ["bench", "loading"]),
     ["bench", "perplexity"],
+    ["bench", "http"],
 ]
 
 
