@@ -32,6 +32,8 @@ class Platform:
     layer_execution: str
     max_num_seqs: int
     max_num_batched_tokens: int
+    block_size: int = 16
+    """0 where it depends on the model: see `attention_choice`."""
 
     def dtype(self, wanted: str, checkpoint_dtype: str) -> str:
         """The weights' type: float32 on CPU unless asked otherwise, because bfloat16 matmuls are slow there."""
@@ -65,6 +67,7 @@ PLATFORMS = {
         layer_execution="scanned",
         max_num_seqs=256,
         max_num_batched_tokens=2048,
+        block_size=0,
     ),
 }
 
@@ -110,6 +113,7 @@ def resolve(config: EngineConfig, platform: Platform) -> EngineConfig:
     chosen = {name: getattr(platform, name) for name in open_names if getattr(compile_, name) == "auto"}
     return dataclasses.replace(
         config,
+        cache=dataclasses.replace(config.cache, block_size=config.cache.block_size or platform.block_size),
         scheduler=dataclasses.replace(scheduler, max_num_seqs=min(max_num_seqs, budget), max_num_batched_tokens=budget),
         compile=dataclasses.replace(compile_, **chosen),
     )

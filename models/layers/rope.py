@@ -214,7 +214,8 @@ def _rotate_swapped(x: Float[Array, "T N H"], table: RopeTable, *, interleaved: 
     if interleaved:
         cos, sin = jnp.repeat(table.cos, 2, axis=-1), jnp.stack([-table.sin, table.sin], axis=-1).reshape(len(x), -1)
     else:
-        cos, sin = jnp.tile(table.cos, (1, 2)), jnp.concatenate([-table.sin, table.sin], axis=-1)
+        # Not `jnp.tile`, a broadcast, which XLA leaves inside the loop over layers.
+        cos, sin = (jnp.concatenate(halves, axis=-1) for halves in ([table.cos] * 2, [-table.sin, table.sin]))
     rest = ((0, 0), (0, head_dim - 2 * num_pairs))
     cos, sin = jnp.pad(cos, rest, constant_values=1), jnp.pad(sin, rest)
     return (x.astype(jnp.float32) * cos[:, None, :] + swapped * sin[:, None, :]).astype(x.dtype)

@@ -9,7 +9,7 @@ from paxserve.flags import ENGINE_SECTIONS, add_flags, engine_arguments
 USAGE = "MODEL (--topology NAME | --all) [flags]"
 DESCRIPTION = """\
 Compile a model's steps for a TPU slice that is not here, from its config.json alone, with the real compiler
-(pip install libtpu; Linux): what fits in its memory, how many requests, estimated times. No weights, no TPU.
+(pip install "jax[tpu]"; Linux): what fits in its memory, how many requests, estimated times. No weights, no TPU.
 
     paxserve plan meta-llama/Llama-3.1-8B --topology v6e:1x1
     paxserve plan ./config.json --topology v6e:2x4 --max-model-len 16k --json

@@ -1,4 +1,7 @@
-"""Which implementation of paged attention an engine on TPU gets: the kernels, or xla where they cannot do the model."""
+"""Which implementation of paged attention an engine on TPU gets, and in pages of how many tokens.
+
+It is the kernels, or xla where they cannot do the model.
+"""
 
 import dataclasses
 import logging
@@ -9,8 +12,14 @@ import jax.numpy as jnp
 from pallas_kernels.ragged_paged_attention import tpu_tuning
 from pallas_kernels.ragged_paged_attention.tpu_tuning import Chip
 from paxserve.config import EngineConfig
+from paxserve.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+
+PAGE_SIZES = (64, 128, 256, 512, 1024)
+"""Tokens of a page tried for the kernels, fewest first, when nobody has named a number."""
+
+XLA_PAGE_SIZE = 16
 
 
 def kernel_refusal(config: EngineConfig, model: Any, max_model_len: int, chip: Chip) -> str | None:
@@ -34,12 +43,27 @@ def kernel_refusal(config: EngineConfig, model: Any, max_model_len: int, chip: C
     return None
 
 
-def settle_backend(config: EngineConfig, model: Any, max_model_len: int, *, was_auto: bool) -> EngineConfig:
-    """The configuration with xla in place of kernels that refuse, if nobody asked for them by name."""
-    if not was_auto or config.compile.attention_backend != "tpu":
-        return config
-    reason = kernel_refusal(config, model, max_model_len, Chip.current())
-    if reason is None:
-        return config
+def settle_attention(config: EngineConfig, model: Any, max_model_len: int, *, was_auto: bool) -> EngineConfig:
+    """The configuration with a page size, and xla in place of kernels that refuse, if nobody asked for them by name.
+
+    Raises `ConfigError` where the kernels were asked for by name and take no page size.
+    """
+    if config.compile.attention_backend != "tpu":
+        return _with_page_size(config, config.cache.block_size or XLA_PAGE_SIZE)
+    chip = Chip.current()
+    reason = None
+    for size in PAGE_SIZES if config.cache.block_size == 0 else (config.cache.block_size,):
+        sized = _with_page_size(config, size)
+        refusal = kernel_refusal(sized, model, max_model_len, chip)
+        if refusal is None:
+            return sized
+        reason = reason or refusal
+    if not was_auto:
+        raise ConfigError(f"attention_backend=tpu cannot run this model: {reason}")
     logger.warning("ATTENTION FALLS BACK from the TPU kernels to xla, which is much slower: %s", reason)
+    config = _with_page_size(config, config.cache.block_size or XLA_PAGE_SIZE)
     return dataclasses.replace(config, compile=dataclasses.replace(config.compile, attention_backend="xla"))
+
+
+def _with_page_size(config: EngineConfig, size: int) -> EngineConfig:
+    return dataclasses.replace(config, cache=dataclasses.replace(config.cache, block_size=size))

@@ -16,7 +16,7 @@ import numpy as np
 
 from pallas_kernels.ragged_paged_attention import pool_bytes_per_page
 from paxserve.config import EngineConfig
-from paxserve.engine.attention_choice import settle_backend
+from paxserve.engine.attention_choice import settle_attention
 from paxserve.engine.beam_group import first_beam
 from paxserve.engine.host_tier import HostTier
 from paxserve.engine.kv_cache import PagePool
@@ -62,7 +62,7 @@ class EngineCore(Profiling):
         )  # fmt: skip
         model: Any = self._load()  # an nnx module with what every family's `Model` has
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
-        config = settle_backend(config, model, max_model_len, was_auto=is_backend_open)
+        config = settle_attention(config, model, max_model_len, was_auto=is_backend_open)
         clock.end("load")
         pool = _page_pool(config, platform, model.cache_spec, max_model_len)
         self.runner = ModelRunner(model, config, pool, max_model_len=max_model_len, mesh=mesh)

@@ -23,7 +23,7 @@ def engine_for(given: Mapping[str, Any], topology: str) -> DescribedEngine:
     flags = {"tensor_parallel_size": described.num_devices} | dict(given)
     config = EngineConfig.from_flags(**flags)
     hf_config = read_hf_config(config.model)
-    return describe_engine(config, hf_config, described, is_block_size_given="block_size" in given)
+    return describe_engine(config, hf_config, described)
 
 
 def print_one(
@@ -48,10 +48,7 @@ def print_all(
     if unknown:
         raise ConfigError(f"--price knows the generations {', '.join(CHIPS)}, got {unknown[0]!r}.")
     config = EngineConfig.from_flags(**given)
-    answers = compare_slices(
-        config, read_hf_config(config.model), prices=prices, context=context or DEFAULT_CONTEXT,
-        is_block_size_given="block_size" in given,
-    )  # fmt: skip
+    answers = compare_slices(config, read_hf_config(config.model), prices=prices, context=context or DEFAULT_CONTEXT)
     if is_json:
         print(json.dumps([dataclasses.asdict(answer) for answer in answers], indent=2))
     else:

@@ -13,10 +13,10 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from models import find_architecture
+from models.layers.moe import EXPERT_AXES, SparseMLP
 from pallas_kernels.ragged_paged_attention import pool_bytes_per_page
-from pallas_kernels.ragged_paged_attention.tpu_tuning import Chip
 from paxserve.config import EngineConfig, ModelConfig
-from paxserve.engine.attention_choice import kernel_refusal
+from paxserve.engine.attention_choice import settle_attention
 from paxserve.engine.engine_core import count_pages
 from paxserve.engine.program_specs import ProgramSpecs
 from paxserve.engine.start import checkpoint_dtype, settle_max_model_len
@@ -25,9 +25,6 @@ from paxserve.loaders.checkpoint import open_checkpoint
 from paxserve.platform import PLATFORMS, leave_out_absent_tpu, resolve
 from sharding.mesh import make_mesh
 from sharding.topology import Topology, describe
-
-BLOCK_SIZES = (64, 128, 256, 512, 1024)
-"""Page sizes tried, smallest first, when none is asked for."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +42,10 @@ class DescribedEngine:
     table_bytes: int
     """Of the token table, if a step only looks rows up in it (it has a head of its own)."""
     page_bytes: int
+    expert_bytes: int
+    """Of the weights, those of routed experts, all of them."""
+    routed_share: float
+    """The part of its experts that one token goes to; 0 without experts."""
 
     @property
     def num_pages(self) -> int:
@@ -79,7 +80,7 @@ def read_hf_config(config: ModelConfig) -> dict[str, Any]:
 def describe_slice(name: str) -> Topology:
     """The slice called `name`; ConfigError without libtpu, or for a name that it does not know."""
     if importlib.util.find_spec("libtpu") is None:
-        raise ConfigError("Planning needs the TPU compiler, which only Linux on x86-64 has: pip install libtpu")
+        raise ConfigError('Planning needs the TPU compiler, which only Linux on x86-64 has: pip install "jax[tpu]"')
     leave_out_absent_tpu()
     try:
         return describe(name)
@@ -87,13 +88,8 @@ def describe_slice(name: str) -> Topology:
         raise ConfigError(str(error)) from error
 
 
-def describe_engine(
-    config: EngineConfig, hf_config: dict[str, Any], topology: Topology, *, is_block_size_given: bool = True
-) -> DescribedEngine:
-    """The engine that these settings make of the model on the slice; ConfigError says what does not fit.
-
-    Without a given block size it is the smallest that the chip's scalar memory allows.
-    """
+def describe_engine(config: EngineConfig, hf_config: dict[str, Any], topology: Topology) -> DescribedEngine:
+    """The engine that these settings make of the model on the slice; ConfigError says what does not fit."""
     try:
         architecture = find_architecture(hf_config)
         model_config = architecture.Config.from_hf(hf_config)
@@ -104,6 +100,7 @@ def describe_engine(
         raise ConfigError(
             f"tensor_parallel_size={shards} takes more devices than the {topology.num_devices} of {topology.name}."
         )
+    was_auto = config.compile.attention_backend == "auto"
     config = resolve(config, platform)
     max_model_len = settle_max_model_len(config.model.max_model_len, model_config.max_position_embeddings)
     dtype = platform.dtype(config.model.dtype, checkpoint_dtype(hf_config))
@@ -119,8 +116,8 @@ def describe_engine(
         )  # fmt: skip
     )
     mesh = make_mesh(topology.devices, tensor=shards)
-    if not is_block_size_given:
-        config = _with_block_size(config, model, max_model_len, mesh)
+    with jax.set_mesh(mesh):
+        config = settle_attention(config, model, max_model_len, was_auto=was_auto)
     specs = ProgramSpecs(model, config, num_pages=1, max_model_len=max_model_len, mesh=mesh)
     weight_bytes = sum(map(shard_bytes, specs.weights))
     num_pages = _count_pages(config, model, max_model_len, topology, weight_bytes)
@@ -134,6 +131,8 @@ def describe_engine(
         weight_bytes=weight_bytes,
         table_bytes=shard_bytes(specs.weights[0]) if model.head is not None else 0,
         page_bytes=sum(map(shard_bytes, jax.tree.leaves(specs.pool))),
+        expert_bytes=_expert_bytes(model, specs),
+        routed_share=max((m.router.top_k / m.experts.num_experts for m in _expert_layers(model)), default=0.0),
     )
 
 
@@ -143,18 +142,18 @@ def shard_bytes(array: jax.ShapeDtypeStruct) -> int:
     return math.prod(shape) * array.dtype.itemsize
 
 
-def _with_block_size(config: EngineConfig, model: Any, max_model_len: int, mesh: Mesh) -> EngineConfig:
-    """The configuration with the smallest page size that the attention kernel takes on this chip."""
-    with jax.set_mesh(mesh):
-        chip = Chip.current()
-    refusal = None
-    for size in BLOCK_SIZES:
-        sized = dataclasses.replace(config, cache=dataclasses.replace(config.cache, block_size=size))
-        reason = kernel_refusal(sized, model, max_model_len, chip)
-        if reason is None:
-            return sized
-        refusal = refusal or reason
-    raise ConfigError(f"The attention kernel takes no page size for this model: {refusal}")
+def _expert_layers(model: Any) -> list[SparseMLP]:
+    return [module for _, module in nnx.iter_modules(model) if isinstance(module, SparseMLP)]
+
+
+def _expert_bytes(model: Any, specs: ProgramSpecs) -> int:
+    variables = jax.tree.leaves(nnx.split(model)[1], is_leaf=lambda node: isinstance(node, nnx.Variable))
+    axes = [variable.get_metadata("out_sharding") for variable in variables]
+    return sum(
+        shard_bytes(weight)
+        for weight, names in zip(specs.weights, axes, strict=True)
+        if not EXPERT_AXES.isdisjoint(names)
+    )
 
 
 def _count_pages(config: EngineConfig, model: Any, max_model_len: int, topology: Topology, weight_bytes: int) -> int:

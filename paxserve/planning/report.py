@@ -75,7 +75,7 @@ def print_plan(plan: Plan, given: Mapping[str, Any], *, num_operations: int, con
         console.print(f"[red]No request of the full length fits: --max-model-len {tokens} would.[/]")
     console.print(_program_table(plan))
     if any(program.time is None for program in plan.programs):
-        console.print("?: the compiler cannot print this program, so what it estimates of it is not known.")
+        console.print("?: this libtpu cannot print the program; the one that jax[tpu] asks for may.")
     mean = sum(p.compile_seconds for p in plan.programs) / len(plan.programs)
     console.print(
         f"An engine compiles {plan.num_engine_programs} programs, helpers included; these took {mean:.0f} s each here"
@@ -101,15 +101,17 @@ def _memory_table(plan: Plan) -> Table:
 
 def _program_table(plan: Plan) -> Table:
     table = Table(title="Programs compiled, and a step of each by estimate", title_justify="left")
-    headers = ("step", "compile s", "temporaries MiB", "pool", "operations ms", "attention ms", "collectives ms",
-               "step ms", "roofline ms", "tokens/s", "collectives")  # fmt: skip
+    headers = (
+        "step", "compile s", "temporaries MiB", "pool", "operations ms", "attention ms", "experts ms",
+        "collectives ms", "step ms", "roofline ms", "tokens/s", "collectives",
+    )  # fmt: skip
     for header in headers:
         table.add_column(header, justify="left" if header in ("step", "pool", "collectives") else "right")
     for p in plan.programs:
         is_decode = p.num_tokens == p.num_rows
         kind = f"decode {p.num_rows} rows at {p.work.context}" if is_decode else f"prefill {p.num_tokens}"
         t = p.time
-        parts = 4 * (None,) if t is None else (t.operations, t.attention, t.collectives, t.total)
+        parts = 5 * (None,) if t is None else (t.operations, t.attention, t.experts, t.collectives, t.total)
         times = ["?" if seconds is None else f"{1e3 * seconds:.2f}" for seconds in (*parts, p.roofline_seconds)]
         rate, collectives = p.tokens_per_second, [f"{n} {kind}" for kind, n in p.collectives.items()]
         table.add_row(

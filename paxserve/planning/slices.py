@@ -52,7 +52,6 @@ def compare_slices(
     *,
     prices: Mapping[str, float],
     context: int,
-    is_block_size_given: bool,
 ) -> list[SliceAnswer]:
     """An answer for every slice: those that are enough first, the cheapest (or those of the fewest chips) first."""
     answers = []
@@ -68,7 +67,7 @@ def compare_slices(
             own = dataclasses.replace(
                 config, parallel=dataclasses.replace(config.parallel, tensor_parallel_size=shards)
             )
-            engine = describe_engine(own, hf_config, topology, is_block_size_given=is_block_size_given)
+            engine = describe_engine(own, hf_config, topology)
         except (ConfigError, ValueError) as error:
             answers.append(dataclasses.replace(answer, refusal=str(error)))
             continue

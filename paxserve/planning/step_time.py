@@ -1,8 +1,8 @@
 """How long a step would take: the compiler's estimates, what they leave out, and the floor that the chip sets.
 
-Operations of XLA: estimated cycles at the chip's clock. Attention kernels, which carry no estimate: the time to read
-keys and values at the HBM's rate, or to multiply at the matrix unit's. Collectives: their bytes at the interconnect's
-rate, without latency.
+Operations of XLA: estimated cycles at the chip's clock. Kernels, which carry no estimate: the time to read keys and
+values, or the experts that tokens go to, at the HBM's rate, or to multiply at the matrix unit's. Collectives: their
+bytes at the interconnect's rate, without latency.
 """
 
 from dataclasses import dataclass
@@ -32,12 +32,14 @@ class StepTime:
 
     operations: float
     attention: float
+    experts: float
+    """Of the kernel for experts; 0 where XLA multiplies them."""
     collectives: float
 
     @property
     def total(self) -> float:
         """The parts one after another."""
-        return self.operations + self.attention + self.collectives
+        return self.operations + self.attention + self.experts + self.collectives
 
 
 def decode_work(num_rows: int, context: int) -> StepWork:
@@ -63,18 +65,20 @@ def step_time(engine: DescribedEngine, cycles: Cycles, work: StepWork) -> StepTi
     return StepTime(
         operations=cycles.total / chip.clock_hz,
         attention=attention,
+        experts=_expert_seconds(engine, work) if engine.config.compile.expert_backend == "tpu" else 0.0,
         collectives=collectives,
     )
 
 
 def roofline(engine: DescribedEngine, work: StepWork) -> float:
-    """Seconds that no program for this chip can do without: all weights and the keys and values read once at the HBM's
-    rate, or the products at the matrix unit's."""
+    """Seconds that no program for this chip can do without: the weights that the step needs and the keys and values
+    read once at the HBM's rate, or the products at the matrix unit's."""
     chip = engine.topology.chip
-    read = engine.weight_bytes - engine.table_bytes
+    always = engine.weight_bytes - engine.table_bytes - engine.expert_bytes
     itemsize = jnp.dtype(engine.config.model.dtype).itemsize
-    flops = 2 * work.num_tokens * read / itemsize + _attention_flops(engine, work)
-    return max((read + _kv_bytes(engine, work)) / chip.hbm_bytes_per_second, flops / chip.bf16_flops)
+    read = always + _read_expert_bytes(engine, work) + _kv_bytes(engine, work)
+    flops = 2 * work.num_tokens * always / itemsize + _expert_flops(engine, work) + _attention_flops(engine, work)
+    return max(read / chip.hbm_bytes_per_second, flops / chip.bf16_flops)
 
 
 def collective_seconds(kind: str, result_bytes: int, num_devices: int, chip: ChipFacts) -> float:
@@ -88,6 +92,22 @@ def collective_seconds(kind: str, result_bytes: int, num_devices: int, chip: Chi
 
 def _kv_bytes(engine: DescribedEngine, work: StepWork) -> float:
     return work.read_tokens * engine.page_bytes / engine.config.cache.block_size
+
+
+def _read_expert_bytes(engine: DescribedEngine, work: StepWork) -> float:
+    """Bytes of the experts that some token goes to, if every expert is as likely as the next."""
+    return engine.expert_bytes * (1 - (1 - engine.routed_share) ** work.num_tokens)
+
+
+def _expert_flops(engine: DescribedEngine, work: StepWork) -> float:
+    itemsize = jnp.dtype(engine.config.model.dtype).itemsize
+    return 2 * work.num_tokens * engine.routed_share * engine.expert_bytes / itemsize
+
+
+def _expert_seconds(engine: DescribedEngine, work: StepWork) -> float:
+    chip = engine.topology.chip
+    read, flops = _read_expert_bytes(engine, work), _expert_flops(engine, work)
+    return max(read / chip.hbm_bytes_per_second, flops / chip.bf16_flops)
 
 
 def _attention_flops(engine: DescribedEngine, work: StepWork) -> float:

@@ -11,7 +11,8 @@ from models.inputs import CacheSpec
 from pallas_kernels.ragged_paged_attention.tpu_tuning import INTERPRETED, Chip
 from paxserve.config import EngineConfig
 from paxserve.engine import attention_choice
-from paxserve.engine.attention_choice import kernel_refusal, settle_backend
+from paxserve.engine.attention_choice import kernel_refusal, settle_attention
+from paxserve.errors import ConfigError
 from paxserve.platform import PLATFORMS, resolve
 
 LLAMA = json.loads((Path(__file__).parents[2] / "models" / "configs" / "llama-3.1-8b.json").read_text())
@@ -31,23 +32,36 @@ def chip(monkeypatch):
     monkeypatch.setattr(attention_choice, "Chip", SimpleNamespace(current=lambda: V6E))
 
 
-def test_auto_is_the_kernels_where_they_can():
-    config = resolved()
-    assert config.compile.attention_backend == "tpu"
-    assert settle_backend(config, MODEL, 8192, was_auto=True) is config
+@pytest.mark.parametrize(
+    ("flags", "max_model_len", "page_size"),
+    [({}, 8192, 64), ({}, 131072, 256), ({"kv_cache_dtype": "int8"}, 8192, 64), ({"block_size": 16}, 8192, 16)],
+)
+def test_auto_is_the_kernels_in_the_smallest_pages_that_they_take(flags, max_model_len, page_size):
+    config = settle_attention(resolved(**flags), MODEL, max_model_len, was_auto=True)
+    assert (config.compile.attention_backend, config.cache.block_size) == ("tpu", page_size)
 
 
-def test_a_page_table_too_large_falls_back_and_says_what_would_do(caplog):
+@pytest.mark.parametrize(
+    ("flags", "max_model_len", "reason"),
+    [
+        ({"block_size": 16}, 131072, "page size 256 would fit"),
+        ({"block_size": 16, "kv_cache_dtype": "int8"}, 8192, "page_size must be a multiple of 32 for int8 pages"),
+    ],
+)
+def test_a_page_size_that_the_kernels_refuse(flags, max_model_len, reason, caplog):
     with caplog.at_level(logging.WARNING):
-        config = settle_backend(resolved(), MODEL, 131072, was_auto=True)
-    assert config.compile.attention_backend == "xla"
+        config = settle_attention(resolved(**flags), MODEL, max_model_len, was_auto=True)
+    assert (config.compile.attention_backend, config.cache.block_size) == ("xla", 16)
     assert "FALLS BACK" in caplog.text
-    assert "page size 256 would fit" in caplog.text
+    assert reason in caplog.text
+    with pytest.raises(ConfigError, match=f"attention_backend=tpu cannot run this model: .*{reason}"):
+        settle_attention(resolved(attention_backend="tpu", **flags), MODEL, max_model_len, was_auto=False)
 
 
-def test_what_was_asked_for_by_name_stays():
-    config = resolved(attention_backend="tpu")
-    assert settle_backend(config, MODEL, 131072, was_auto=False) is config
+def test_pages_of_other_backends():
+    config = settle_attention(resolved(attention_backend="xla"), MODEL, 8192, was_auto=False)
+    assert config.cache.block_size == 16
+    assert resolve(EngineConfig.from_flags(model="llama"), PLATFORMS["cpu"]).cache.block_size == 16
 
 
 def test_refusals_name_their_reason():

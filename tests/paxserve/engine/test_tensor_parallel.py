@@ -102,7 +102,8 @@ def describe(tensor: int, **flags) -> ProgramSpecs:
     architecture = find_architecture(hf_config)
     config = EngineConfig.from_flags(
         model="llama", dtype="float32", max_num_seqs=8, max_num_batched_tokens=8, compile_sizes=[8],
-        attention_backend="xla", layer_execution="scanned", tensor_parallel_size=tensor, expert_backend="cpu", **flags,
+        attention_backend="xla", layer_execution="scanned", tensor_parallel_size=tensor, expert_backend="cpu",
+        block_size=16, **flags,
     )  # fmt: skip
     model_config = architecture.Config.from_hf(hf_config)
     model = nnx.eval_shape(
@@ -143,7 +144,7 @@ def test_pages_are_spread_by_kv_heads_and_latents_are_everywhere():
     def pages(tensor: int, **spec) -> int:
         config = EngineConfig.from_flags(
             model="", dtype="float32", attention_backend="xla", tensor_parallel_size=tensor, max_num_seqs=8,
-            max_num_batched_tokens=8,
+            max_num_batched_tokens=8, block_size=16,
         )  # fmt: skip
         return count_pages(config, CacheSpec(num_layers=2, head_dim=32, **spec), 10**6, lambda: 1 << 20)
 

@@ -109,6 +109,18 @@ def test_roofline_by_hand():
     assert roofline(engine, many) == pytest.approx(flops / chip.bf16_flops)
 
 
+def test_roofline_of_experts_by_hand():
+    """Two of four experts a token: half of them are read for one token, and all but 2 ** -10 for ten."""
+    engine, chip = tiny_engine(golden="mixtral"), CHIPS["v6e"]
+    experts = sum(leaf.size for leaf in engine.specs.weights if leaf.ndim == 4) * 4
+    assert (engine.expert_bytes, engine.routed_share) == (experts, 0.5)
+    always = engine.weight_bytes - engine.table_bytes - experts
+    for num_rows, share in ((1, 0.5), (10, 1 - 2**-10)):
+        kv = num_rows * engine.page_bytes / 8
+        expected = (always + share * experts + kv) / chip.hbm_bytes_per_second
+        assert roofline(engine, decode_work(num_rows, 1)) == pytest.approx(expected)
+
+
 def test_collectives_by_hand():
     chip = CHIPS["v6e"]
     assert collective_seconds("all-reduce", 800, 8, chip) == pytest.approx(1400 / chip.ici_bytes_per_second)
@@ -128,7 +140,7 @@ def test_config_files(tmp_path):
 
 def test_without_the_compiler_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="pip install libtpu"):
+    with pytest.raises(ConfigError, match="pip install .jax.tpu."):
         describe_slice("v6e:1x1")
 
 

@@ -22,7 +22,7 @@ def answers(monkeypatch):
     monkeypatch.setattr(slices, "describe_slice", lambda name: slice_of(hbm_bytes=sizes[name], name=name))
     config = EngineConfig.from_flags(model="tiny", dtype="float32", attention_backend="xla", max_num_seqs=4)
     hf_config = json.loads(GOLDEN.read_text())
-    return compare_slices(config, hf_config, prices={"v6e": 2.5}, context=16, is_block_size_given=True)
+    return compare_slices(config, hf_config, prices={"v6e": 2.5}, context=16)
 
 
 def test_what_is_enough_comes_first_and_the_rest_says_why(answers):

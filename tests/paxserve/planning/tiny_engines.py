@@ -10,7 +10,8 @@ from paxserve.config import EngineConfig
 from paxserve.planning.described_engine import describe_engine
 from sharding.topology import CHIPS, Topology
 
-GOLDEN = Path(__file__).parents[2] / "goldens" / "llama" / "config.json"
+GOLDENS = Path(__file__).parents[2] / "goldens"
+GOLDEN = GOLDENS / "llama" / "config.json"
 HBM = 8 << 20
 
 
@@ -19,8 +20,9 @@ def slice_of(num_devices=1, hbm_bytes=HBM, name="v6e:1x1"):
     return Topology(name, chip, tuple(jax.devices()[:num_devices]))
 
 
-def tiny_engine(topology=None, **flags):
+def tiny_engine(topology=None, golden="llama", **flags):
     defaults = {"dtype": "float32", "attention_backend": "xla", "block_size": 8}
     defaults |= {"max_num_seqs": 4, "max_num_batched_tokens": 32}
-    config = EngineConfig.from_flags(model=str(GOLDEN), **(defaults | flags))
-    return describe_engine(config, json.loads(GOLDEN.read_text()), topology or slice_of())
+    path = GOLDENS / golden / "config.json"
+    config = EngineConfig.from_flags(model=str(path), **(defaults | flags))
+    return describe_engine(config, json.loads(path.read_text()), topology or slice_of())
