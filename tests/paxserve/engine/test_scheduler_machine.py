@@ -1,7 +1,7 @@
 """Random lives of requests against the scheduler and its pages, on a device that remembers what each page holds."""
 
 import random
-from collections import deque
+from collections import Counter, deque
 
 import numpy as np
 import pytest
@@ -27,6 +27,8 @@ EOS, STOP = 0, 1
 EMPTY = None
 ROOTS = {}
 """An object for each group of layers and combination of salt and keys, where its prefixes begin."""
+MET = Counter()
+"""How often something has happened, over all sequences of this process."""
 GROUPS = [
     (Reach(),),
     (Reach(),),
@@ -321,6 +323,13 @@ class EngineMachine(RuleBasedStateMachine):
         for key in late:
             del self.open[key]
 
+    @precondition(lambda self: self.scheduler.running)
+    @rule(place=st.integers(0, 5))
+    def preempt(self, place):
+        """Somebody loses its pages in mid-life, perhaps with tokens on their way."""
+        running = self.scheduler.running
+        self.scheduler._preempt(running[place % len(running)])
+
     @precondition(lambda self: self.pool.num_free)
     @rule(data=st.data())
     def evict(self, data):
@@ -344,6 +353,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.check()
         if scheduled is not None:
             self._check_step(scheduled)
+            self._count(scheduled)
             self.launched.append((scheduled, self.device.run(scheduled, self.sources, self.pool)))
         if self.launched and (scheduled is None or len(self.launched) >= self.depth):
             step, results = self.launched.popleft()
@@ -357,6 +367,13 @@ class EngineMachine(RuleBasedStateMachine):
             assert self.num_idle < 2 or not self.scheduler.has_unfinished()
             return
         self.num_idle = 0
+
+    def _count(self, step):
+        MET["saved"] += len(step.page_saves)
+        MET["restored"] += len(step.page_loads)
+        MET["copied"] += len(step.page_copies)
+        MET["prefix hits"] += sum(row.start == row.request.num_cached_tokens > 0 for row in step.rows)
+        MET["forked beams"] += sum(row.request.group is not None and row.request.index > 0 for row in step.rows)
 
     def _check_step(self, step):
         assert 0 < step.num_tokens <= self.scheduler.max_num_batched_tokens
@@ -453,6 +470,8 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "scheduler"):
             return
+        MET["sequences"] += 1
+        MET["preempted"] += self.scheduler.stats().num_preemptions
         longest = self.scheduler.max_sequence_tokens
         # Beams that must take turns for want of pages are computed anew for each token.
         turns = sum(8 * longest for request_id, _ in self.open if self.sources[request_id].beam_search is not None)
@@ -467,9 +486,17 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=2000, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestScheduler = EngineMachine.TestCase
+
+
+def test_the_sequences_have_met_everything():
+    """Random sequences that never copy, restore or fork anything would prove little."""
+    if MET["sequences"] < 2000:
+        pytest.skip("the sequences above have not been run")
+    rare = {name: MET[name] for name in ("saved", "restored", "copied", "prefix hits", "forked beams", "preempted")}
+    assert min(rare.values()) > 100, rare
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -496,5 +523,5 @@ def test_an_answer_is_found_again_when_the_conversation_goes_on(depth):
 @pytest.mark.slow
 class TestSchedulerAtLength(EngineMachine.TestCase):
     settings = settings(
-        max_examples=2000, stateful_step_count=100, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=20_000, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
     )
