@@ -13,12 +13,13 @@ from typing import Any
 import httpx
 
 PROGRAM = """
-import json, sys
+import asyncio, json, signal, sys
 from paxserve.config import EngineConfig
 from paxserve.server_config import ServerConfig
 from paxserve.entrypoints.serve import run_server
 from paxserve.errors import PaxserveError
 engine, server = json.loads(sys.argv[1])
+signal.signal(signal.SIGUSR2, lambda *_: print("tasks:", len(asyncio.all_tasks()), flush=True))
 try:
     status = run_server(EngineConfig.from_flags(**engine), ServerConfig(**server), core=sys.argv[2])
 except PaxserveError as error:
