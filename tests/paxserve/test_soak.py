@@ -116,7 +116,8 @@ async def idle_metrics(http: httpx.AsyncClient) -> str:
 
 
 async def soak(url: str, watch: Watch) -> tuple[Load, str, list[dict[str, int]], dict[str, Any]]:
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+    # An idle connection is given up well before the server closes it, which would break a request on its way.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=1)
     async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as http:
         load = Load(http, seed=5)
         await load.learn_answers()

@@ -16,7 +16,7 @@ from tests.engine_driver import GOLDENS, make_core, request, run
 CASES = json.loads((GOLDENS / "beams.json").read_text())
 TOLERANCE = 1e-3
 """Of a whole output's log-probability; a score is that times a number that depends on the penalty."""
-FLAGS = {"block_size": 4, "max_num_seqs": 6, "compile_sizes": [8], "num_gpu_blocks_override": 40}
+FLAGS = {"block_size": 4, "max_num_seqs": 6, "compile_sizes": [32], "num_gpu_blocks_override": 40}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,72 @@
+"""Greedy tokens are the reference's with every feature on and off, alone and in combination."""
+
+import itertools
+import json
+
+import pytest
+
+from paxserve.config import EngineConfig
+from paxserve.engine.engine_core import EngineCore
+from tests.engine_driver import GOLDENS, golden_data, make_core
+from tests.paxserve.engine.feature_matrix import SETTINGS, FeatureBench, every, is_allowed, pairwise
+
+FLAGS = {"block_size": 4, "max_num_seqs": 6, "compile_sizes": [32], "kv_offloading_size": 0.0005}
+
+
+def golden_cases(name: str) -> tuple[list[list[int]], list[list[int]]]:
+    data = golden_data(name)
+    return [data[f"prompt_{i}"].tolist() for i in range(3)], [data[f"greedy_{i}"].tolist() for i in range(3)]
+
+
+def check_rows(core: EngineCore, rows, prompts, expected) -> None:
+    """All rows, and that they were what they say: pages were found, brought back and taken away."""
+    bench = FeatureBench(core)
+    hits = restored = preempted = 0
+    for row in rows:
+        bench.check_row(row, prompts, expected)
+        stats = core.stats()
+        hits += stats.prefix_cache_hits
+        restored += stats.offloaded_hits
+        preempted += stats.num_preemptions
+    assert min(hits, restored, preempted) > 0, (hits, restored, preempted)
+
+
+def test_every_two_values_meet():
+    rows = pairwise(SETTINGS)
+    assert all(is_allowed(row) for row in rows)
+    assert len(rows) < 40
+    for one, two in itertools.combinations(SETTINGS, 2):
+        for a, b in itertools.product(SETTINGS[one], SETTINGS[two]):
+            met = any(row[one] == a and row[two] == b for row in rows)
+            assert met == is_allowed({one: a, two: b})
+
+
+# A window of 4 pages in gemma3_text: some layers give pages back.
+@pytest.mark.parametrize("name", ["llama", pytest.param("qwen3", marks=pytest.mark.slow), "gemma3_text"])
+def test_goldens(name):
+    check_rows(make_core(name, **FLAGS), pairwise(SETTINGS), *golden_cases(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3_text", "qwen3_moe", "deepseek_v2_lite"])
+@pytest.mark.parametrize("flags", [
+    {"attention_backend": "reference"}, {"kv_cache_dtype": "float32"}, {"tensor_parallel_size": 2},
+    {"block_size": 16, "kv_offloading_size": 0.002}, {"compile_sizes": [1, 4, 8]},
+])  # fmt: skip
+def test_goldens_with_other_programs(name, flags):
+    """Settings that change what is compiled, each with all of the others."""
+    core = make_core(name, **{**FLAGS, **flags})
+    check_rows(core, [*every(SETTINGS), *pairwise(SETTINGS)], *golden_cases(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [{}, {"kv_cache_dtype": "float32", "tensor_parallel_size": 3}])
+def test_smollm2(flags):
+    flags = {
+        "max_num_seqs": 6, "max_model_len": 160, "compile_sizes": [8], "max_num_batched_tokens": 32,
+        "kv_offloading_size": 0.1, "num_gpu_blocks_override": 64, **flags,
+    }  # fmt: skip
+    core = EngineCore(EngineConfig.from_flags(model="smollm2-135m-instruct", **flags))
+    paths = json.loads((GOLDENS / "real" / "smollm2-135m-instruct.json").read_text())["greedy"][:5]
+    prompts, expected = [path["prompt_ids"] for path in paths], [path["greedy_ids"][:24] for path in paths]
+    check_rows(core, [*every(SETTINGS), *pairwise(SETTINGS)], prompts, expected)
