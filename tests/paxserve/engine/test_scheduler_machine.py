@@ -523,5 +523,5 @@ def test_an_answer_is_found_again_when_the_conversation_goes_on(depth):
 @pytest.mark.slow
 class TestSchedulerAtLength(EngineMachine.TestCase):
     settings = settings(
-        max_examples=20_000, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=10_000, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
     )
