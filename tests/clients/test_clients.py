@@ -204,5 +204,6 @@ def test_schemathesis_finds_no_route_that_fails(url):
         "--max-examples", os.environ.get("PAXSERVE_FUZZ_EXAMPLES", "15"), "--phases", "examples,fuzzing", "--no-color",
         "--request-timeout", "20",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    environment = {**os.environ, "SCHEMATHESIS_HOOKS": "tests.clients.schemathesis_hooks"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
