@@ -3,6 +3,7 @@
 import difflib
 import json
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from paxserve.config import flag_environment
 from paxserve.errors import ConfigError
 from paxserve.flags import SECTIONS, Flag, flags_of, kebab
-from paxserve.vllm_flags import IMPLIED, REFUSED
+from paxserve.vllm_flags import IMPLIED, NEUTRAL, REFUSED
 
 COMMANDS = ("serve", "run-batch")
 """Commands that take an engine's flags from everywhere."""
@@ -61,17 +62,38 @@ def without_implied(arguments: Sequence[str]) -> list[str]:
     """The arguments without those that ask for what is always so. Raises `ConfigError` for those that are refused."""
     known = {flag.option for flag in known_flags().values()}
     kept = []
-    for argument in arguments:
-        option = argument.partition("=")[0]
-        name = option.removeprefix("--").partition(".")[0]
+    remaining = deque(arguments)
+    while remaining:
+        argument = remaining.popleft()
+        option, equals, value = argument.partition("=")
+        name = option.removeprefix("--")
         if option.startswith("--") and option not in known:
-            if name in IMPLIED:
-                sys.stderr.write(f"paxserve: {option} changes nothing: {IMPLIED[name]}.\n")
+            has_own_value = not equals and name in NEUTRAL and remaining
+            if is_implied(name, remaining[0] if has_own_value else value):
+                if has_own_value:
+                    remaining.popleft()
                 continue
-            if name in REFUSED:
-                raise ConfigError(f"--{name} is not supported: {REFUSED[name]}.")
         kept.append(argument)
     return kept
+
+
+def is_implied(name: str, value: Any) -> bool:
+    """Whether a flag of vLLM asks for what is always so, which is noted. Raises `ConfigError` for a refused one.
+
+    Names that vLLM does not have are none of its business.
+    """
+    if name in IMPLIED:
+        if str(value or "").lower() not in ("", *TRUE) or value is False:
+            raise ConfigError(f"--{name} cannot be {value}: {IMPLIED[name]}.")
+        sys.stderr.write(f"paxserve: --{name} changes nothing: {IMPLIED[name]}.\n")
+        return True
+    # In a file a switch may be there to say that it is off.
+    if str(value) in NEUTRAL.get(name, ()) or (value is False and name in REFUSED):
+        sys.stderr.write(f"paxserve: --{name} {value} changes nothing: it is always so.\n")
+        return True
+    if (flag := name.partition(".")[0]) in REFUSED:
+        raise ConfigError(f"--{flag} is not supported: {REFUSED[flag]}.")
+    return False
 
 
 def join_dotted(arguments: Sequence[str]) -> list[str]:
@@ -131,6 +153,8 @@ def from_file(path: Path | None) -> Iterator[tuple[str, Any]]:
     for key, value in (content or {}).items():
         name = str(key).replace("-", "_")
         if name not in known:
+            if is_implied(name.replace("_", "-"), value):
+                continue
             close = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {close[0].replace('_', '-')}?" if close else ""
             raise ConfigError(f"{path}: {key} is no flag.{hint}")

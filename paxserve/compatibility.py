@@ -19,10 +19,11 @@ from paxserve.entrypoints.app import PACKAGES, routers
 from paxserve.entrypoints.http_metrics import HttpMetrics
 from paxserve.entrypoints.protocol.chat import ChatRequest
 from paxserve.entrypoints.protocol.completions import CompletionRequest
-from paxserve.entrypoints.protocol.fields import HARMLESS, NEUTRAL, REASONS
+from paxserve.entrypoints.protocol.fields import HARMLESS, REASONS
+from paxserve.entrypoints.protocol.fields import NEUTRAL as NEUTRAL_FIELDS
 from paxserve.messages import ModelInfo
 from paxserve.metrics import Metrics
-from paxserve.vllm_flags import IMPLIED, REFUSED
+from paxserve.vllm_flags import IMPLIED, NEUTRAL, REFUSED
 
 HEAD = """\
 # Beside vLLM
@@ -104,7 +105,8 @@ def flag_status(name: str) -> Status:
         return Status("supported")
     if name in IMPLIED:
         return Status("accepted", IMPLIED[name])
-    return Status("refused", REFUSED[name])
+    neutral = " and ".join(NEUTRAL.get(name, ()))
+    return Status("refused", REFUSED[name] + (f" ({neutral} may be given)" if neutral else ""))
 
 
 def field_status(name: str, declared: Mapping[str, Any]) -> Status:
@@ -113,7 +115,7 @@ def field_status(name: str, declared: Mapping[str, Any]) -> Status:
         return Status("supported")
     if name in HARMLESS:
         return Status("accepted", "it changes no answer")
-    neutral = ", ".join(json.dumps(value) for value in NEUTRAL[name])
+    neutral = ", ".join(json.dumps(value) for value in NEUTRAL_FIELDS[name])
     reason = REASONS.get(name, "it is not offered")
     return Status("refused", f"{reason} (null{f' and {neutral}' if neutral else ''} may be sent)")
 

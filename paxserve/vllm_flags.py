@@ -17,6 +17,22 @@ IMPLIED = {
 }
 """Switches that ask for what is always so: accepted with a note that says it."""
 
+NEUTRAL = {
+    "api-server-count": ("1",),
+    "data-parallel-size": ("1",),
+    "pipeline-parallel-size": ("1",),
+    "cpu-offload-gb": ("0",),
+    "prefix-caching-hash-algo": ("sha256",),
+    "logprobs-mode": ("raw_logprobs",),
+    "tokenizer-mode": ("auto",),
+    "convert": ("auto", "none"),
+    "distributed-executor-backend": ("uni", "mp"),
+    "mm-processor-cache-gb": ("0",),
+    "limit-mm-per-prompt": ("{}",),
+    "compilation-config": ("{}",),
+}
+"""Values of flags below that ask for what is always so: accepted with a note as well."""
+
 NOT_YET = "it is still to come"
 TEXT_ONLY = "this is a text engine"
 ONE_ENGINE = "a server has one engine"

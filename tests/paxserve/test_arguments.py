@@ -5,7 +5,7 @@ import pytest
 from paxserve import cli, flags
 from paxserve.arguments import VLLM_VARIABLES, expand, known_flags
 from paxserve.errors import ConfigError
-from paxserve.vllm_flags import IMPLIED, REFUSED
+from paxserve.vllm_flags import IMPLIED, NEUTRAL, REFUSED
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +109,32 @@ def test_flags_of_vllm_that_are_not_offered_are_refused_with_the_reason(name):
         with pytest.raises(ConfigError, match=f"--{name} is not supported: ") as error:
             expand(["serve", "m", argument])
         assert REFUSED[name] in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in NEUTRAL.items() for value in values])
+def test_values_of_refused_flags_that_ask_for_what_is_always_so(name, value, capsys, tmp_path):
+    assert name in REFUSED
+    path = tmp_path / "serve.yaml"
+    path.write_text(json.dumps({name: value, "port": 5}))
+    for arguments in ([f"--{name}={value}", "--port=5"], [f"--{name}", value, "--port=5"], ["--config", str(path)]):
+        assert parse("m", *arguments)[1].port == 5
+        assert f"--{name} {value} changes nothing" in capsys.readouterr().err
+
+
+def test_flags_of_vllm_in_a_file(capsys, tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.write_text("enforce-eager: false\ndisable_log_requests: true\nport: 5")
+    assert parse("m", "--config", str(path))[1].port == 5
+    assert "--enforce-eager False changes nothing" in capsys.readouterr().err
+    for line, words in (
+        ("enforce-eager: true", "--enforce-eager is not supported: XLA compiles"),
+        ("disable-log-requests: false", "--disable-log-requests cannot be False"),
+        ("api_server_count: 4", "--api-server-count is not supported: one process"),
+        ("data-parallel-size: 2", "--data-parallel-size is not supported"),
+    ):
+        path.write_text(line)
+        with pytest.raises(ConfigError, match=words):
+            parse("m", "--config", str(path))
 
 
 def test_help_for_a_word(capsys):
