@@ -131,7 +131,7 @@ class LLM(PoolingMethods):
         self._need_generation("beam_search")
         prompts = as_prompts(prompts)
         sampling = SamplingParams(
-            n=params.beam_width, max_tokens=params.max_tokens, ignore_eos=params.ignore_eos,
+            n=params.beam_width, max_tokens=params.max_tokens, ignore_eos=params.ignore_eos, logprobs=params.beam_width,
             include_stop_str_in_output=params.include_stop_str_in_output,
         )  # fmt: skip
         requests = [
@@ -182,6 +182,7 @@ class LLM(PoolingMethods):
                 score=logprob / len(choice.token_ids) ** params.length_penalty,
                 finish_reason=choice.finish_reason,
                 stop_reason=choice.stop_reason,
+                logprobs=choice.logprobs,
             )
             sequences.append(sequence)
         return BeamSearchOutput(sequences=sequences)

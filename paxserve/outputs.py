@@ -69,6 +69,8 @@ class BeamSearchSequence:
     """What the sequences are ordered by: the log-probability over the output's length to the power of the penalty."""
     finish_reason: str | None
     stop_reason: int | str | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    """Of each output token and the likeliest at its place, as many as there are beams."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from paxserve.engine.beam_search import BeamSearch
+from paxserve.engine.beam_search import BeamSearch, Continuation
 from paxserve.engine.request import Request
 from paxserve.messages import EngineOutput, EngineRequest, TokenLogprobs
 
@@ -10,9 +10,12 @@ from paxserve.messages import EngineOutput, EngineRequest, TokenLogprobs
 class BeamGroup:
     """The beams of one search, which goes on when every one of them has reported its candidates."""
 
-    def __init__(self, root: Request, search: BeamSearch) -> None:
+    def __init__(self, root: Request, search: BeamSearch, num_logprobs: int | None = None) -> None:
+        """`num_logprobs` is how many of the likeliest tokens the outputs tell at each place; None is nothing."""
         self.root = root
         self.search = search
+        self._num_logprobs = num_logprobs
+        self._entries: dict[Request, list[TokenLogprobs]] = {root: []}
         self.beams = [root]
         """The beams in order of their log-probability; none when the search is over."""
         self._reports: dict[Request, TokenLogprobs] = {}
@@ -38,6 +41,7 @@ class BeamGroup:
         chosen = self.search.advance(
             [beam.output_token_ids for beam in self.beams], [self._reports[beam] for beam in self.beams]
         )
+        entries = self._entries_after(chosen)
         self._reports.clear()
         parents = [self.beams[continuation.beam] for continuation in chosen]
         ended = [beam for beam in self.beams if beam not in parents]
@@ -55,7 +59,25 @@ class BeamGroup:
             beam.token_ids.append(continuation.token)
             beam.is_held = False
         self.beams = beams
+        self._entries = dict(zip(beams, entries, strict=True))
         return ended, forks
+
+    def _entries_after(self, chosen: list[Continuation]) -> list[list[TokenLogprobs]]:
+        """What the next beams' outputs will tell of their tokens; new hypotheses get theirs."""
+
+        def extended(step: Continuation) -> list[TokenLogprobs]:
+            beam, count = self.beams[step.beam], self._num_logprobs
+            if count is None:
+                return []
+            found = self._reports[beam]
+            stop = None if count == -1 else 1 + count
+            logprobs = [found.logprobs[step.rank], *found.logprobs[1:stop]]
+            return [*self._entries[beam], TokenLogprobs([step.token, *found.token_ids[1:stop]], logprobs, step.rank)]
+
+        for hypothesis in self.search.hypotheses:
+            if hypothesis.entries is None:
+                hypothesis.entries = extended(hypothesis.last)
+        return [extended(step) for step in chosen]
 
     def outputs(self) -> list[EngineOutput]:
         """What the caller hears in the end: the best complete sequence as choice 0, and so on."""
@@ -66,6 +88,7 @@ class BeamGroup:
                 request_id=root.request_id,
                 index=index,
                 new_token_ids=hypothesis.token_ids,
+                logprobs=hypothesis.entries or None,
                 finish_reason="stop" if is_ended else "length",
                 stop_reason=last if is_ended and last in root.params.stop_token_ids else None,
                 num_cached_tokens=root.num_cached_tokens,
@@ -86,7 +109,9 @@ def first_beam(source: EngineRequest, arrival: int, max_sequence_tokens: int) ->
     most = max_sequence_tokens + 1 - root.prompt_len
     search = BeamSearch(params, root.stop_token_ids, min(source.params.max_tokens or most, most))
     # What a step samples is not used, only the most likely tokens that it finds.
-    root.params = dataclasses.replace(source.params, logprobs=search.num_candidates)
+    wanted = source.params.logprobs
+    most_wanted = -1 if wanted == -1 else max(search.num_candidates, wanted or 0)
+    root.params = dataclasses.replace(source.params, logprobs=most_wanted)
     root.needs_host_tokens = True
-    root.group = BeamGroup(root, search)
+    root.group = BeamGroup(root, search, wanted)
     return root

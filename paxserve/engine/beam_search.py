@@ -17,6 +17,8 @@ class Continuation(NamedTuple):
     token: int
     logprob: float
     """Of the whole sequence."""
+    rank: int
+    """Of the token among the beam's candidates, 1 being the likeliest."""
 
 
 @dataclass(slots=True)
@@ -27,6 +29,10 @@ class Hypothesis:
     logprob: float
     score: float
     ends_by_token: bool
+    last: Continuation
+    """The beam that it was, and what completed it."""
+    entries: list[TokenLogprobs] | None = None
+    """About each of its tokens, if that is wanted."""
 
 
 @dataclass
@@ -50,13 +56,14 @@ class BeamSearch:
         """The beams that go on, the best first, or none when the search is over.
 
         `outputs` are the beams' tokens so far; of each beam's candidates the first entry is not one: it is the token
-        that was sampled.
+        that was sampled. More than `num_candidates` are not looked at.
         """
         width, num_tokens = self.params.beam_width, len(outputs[0]) + 1
         found = [
-            Continuation(beam, token, self.logprobs[beam] + logprob)
+            Continuation(beam, token, self.logprobs[beam] + logprob, rank)
             for beam, entry in enumerate(candidates)
-            for token, logprob in zip(entry.token_ids[1:], entry.logprobs[1:], strict=True)
+            for rank, (token, logprob) in enumerate(zip(entry.token_ids, entry.logprobs, strict=True))
+            if 0 < rank <= self.num_candidates
         ]
         found.sort(key=lambda continuation: -continuation.logprob)
         is_last = num_tokens >= self.max_tokens
@@ -72,10 +79,10 @@ class BeamSearch:
         width = self.params.beam_width
         if self.params.early_stopping is True and len(self.hypotheses) == width:
             return
-        for beam, token, logprob in ended:
-            tokens = [*outputs[beam], token]
-            score = logprob / len(tokens) ** self.params.length_penalty
-            self.hypotheses.append(Hypothesis(tokens, logprob, score, token in self.end_token_ids))
+        for last in ended:
+            tokens = [*outputs[last.beam], last.token]
+            score = last.logprob / len(tokens) ** self.params.length_penalty
+            self.hypotheses.append(Hypothesis(tokens, last.logprob, score, last.token in self.end_token_ids, last))
         self.hypotheses.sort(key=lambda hypothesis: -hypothesis.score)
         del self.hypotheses[width:]
 

@@ -152,6 +152,9 @@ class InputProcessor:
             cache_salt = prompt.get("cache_salt")
         _check_cache_salt(cache_salt)
         params = copy.copy(params)
+        params.eos_token_ids = list(self.eos_token_ids)
+        if beam_search is not None:
+            self._check_beams(beam_search, params)
         self._check_params(params)
         prompt_token_ids = self._prompt_token_ids(prompt, params, add_special_tokens)
         prompt_token_ids = self._truncate(prompt_token_ids, params, truncation_side)
@@ -159,9 +162,6 @@ class InputProcessor:
         self._limit_output(params, len(prompt_token_ids))
         if params.top_k >= self.vocab_size:
             params.top_k = 0
-        params.eos_token_ids = list(self.eos_token_ids)
-        if beam_search is not None:
-            self._check_beams(beam_search, params)
         params.bad_words_token_ids = self._bad_words_token_ids(params.bad_words)
         return EngineRequest(
             request_id=request_id,

@@ -258,6 +258,7 @@ def test_one_beam_is_greedy_and_two_are_those_of_transformers(golden):
         (greedy,) = found.sequences
         expected = data[f"greedy_{place}"].tolist()
         assert greedy.tokens == [*prompts[place], *expected]
+        assert [next(iter(entries)) for entries in greedy.logprobs] == expected
         assert (greedy.text, greedy.finish_reason, greedy.score) == ("", "length", greedy.cum_logprob / 12)
     assert (case["prompt"], case["beam_width"], case["eos_token_ids"]) == (prompts[0], 2, [])
     params = BeamSearchParams(

@@ -32,8 +32,6 @@ MEANINGLESS: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "bad_words": ([],),
     "repetition_detection": (),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "prompt_logprobs": (),
 }
 """Fields that a search cannot heed, with the values besides null that ask for nothing."""
@@ -58,9 +56,7 @@ class BeamSearchFields(BaseModel):
             return None
         for name, neutral in MEANINGLESS.items():
             value = getattr(self, name, None)
-            # Zero log-probabilities are some, and equal to False.
-            is_neutral = value in neutral and isinstance(value, bool) == isinstance(neutral[0], bool)
-            if value is not None and not is_neutral:
+            if value is not None and value not in neutral:
                 raise RequestError(f"{name} cannot be combined with use_beam_search. Leave it out.", name)
         values = {
             "length_penalty": self.length_penalty,

@@ -69,6 +69,23 @@ def test_beams_of_other_models_are_those_of_transformers(name, flags):
     check_all(name, make_core(name, **FLAGS, **flags))
 
 
+@pytest.mark.parametrize("count", [0, 2, -1])
+def test_log_probabilities_of_beams_add_up(llama, count):
+    case = CASES["llama"][1]
+    source = search_request("a", case)
+    source.params.logprobs = count
+    results = run(llama, [source, search_request("plain", case)])
+    check(case, results, "a")
+    for index in range(case["beam_width"]):
+        result = results["a", index]
+        assert [entry.token_ids[0] for entry in result.logprobs] == result.token_ids
+        assert sum(entry.logprobs[0] for entry in result.logprobs) == pytest.approx(result.last.cumulative_logprob)
+        for entry in result.logprobs:
+            assert len(entry.token_ids) == len(entry.logprobs) == 1 + (count if count >= 0 else 320)
+            assert entry.rank > count >= 0 or entry.token_ids[entry.rank] == entry.token_ids[0]
+        assert not results["plain", index].logprobs
+
+
 def test_beams_share_pages_and_leave_none(llama):
     core = llama
     case = {"prompt": list(range(5, 45)), "beam_width": 5, "max_tokens": 20, "eos_token_ids": [], "length_penalty": 1.0,

@@ -61,8 +61,6 @@ def test_what_has_no_meaning_beside_a_search_is_refused_by_name(path, fields, pa
 
 
 @pytest.mark.parametrize(("path", "fields", "param"), [
-    ("/v1/completions", {"logprobs": 0}, "logprobs"),
-    ("/v1/chat/completions", {"logprobs": True}, "logprobs"),
     ("/v1/completions", {"echo": True, "max_tokens": 0}, "max_tokens"),
     ("/v1/completions", {"early_stopping": "always"}, "body.early_stopping"),
 ])  # fmt: skip
