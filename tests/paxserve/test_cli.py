@@ -16,8 +16,7 @@ COMMANDS = [
     *(["plan"], ["compile"]),
     *(["bench", "serve"], ["bench", "throughput"], ["bench", "latency"], ["bench", "workload"], ["bench", "startup"]),
     *(["bench", "host"], ["bench", "stall"], ["bench", "simulate"], ["bench", "front"], ["bench", "loading"]),
-    ["bench", "perplexity"],
-    ["bench", "http"],
+    *(["bench", "perplexity"], ["bench", "http"], ["bench", "sharing"]),
 ]
 
 
