@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,46 @@ from paxserve.errors import RequestError
 
 MAX_CHARACTERS = 64 * 2**20
 """Most text that is kept, of all responses and the conversations before them together."""
+
+
+class EventLog:
+    """The events of a response that is streamed from the background: whoever comes, however late, can follow them."""
+
+    def __init__(self) -> None:
+        self._events: list[bytes] = []
+        self._is_closed = False
+        self._changed = asyncio.Event()
+
+    @property
+    def num_bytes(self) -> int:
+        """How much is kept."""
+        return sum(map(len, self._events))
+
+    def add(self, events: bytes) -> None:
+        """Append events, one or several in a piece."""
+        self._events += [event + b"\n\n" for event in events.split(b"\n\n") if event]
+        self._wake()
+
+    def close(self) -> None:
+        """Say that no more will come."""
+        self._is_closed = True
+        self._wake()
+
+    async def follow(self, start: int) -> AsyncGenerator[bytes, None]:
+        """The events from number `start` on, as they come, to the last one."""
+        while True:
+            changed = self._changed
+            if new := self._events[start:]:
+                start += len(new)
+                yield b"".join(new)
+            elif self._is_closed:
+                return
+            else:
+                await changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 @dataclass
@@ -19,6 +60,8 @@ class StoredResponse:
     messages: list[dict[str, Any]]
     task: asyncio.Task[None] | None = None
     """What still works at it, for responses in the background."""
+    log: EventLog | None = None
+    """Its events, if it was asked for in the background and as a stream."""
 
     @property
     def is_running(self) -> bool:
@@ -28,7 +71,8 @@ class StoredResponse:
     @property
     def num_characters(self) -> int:
         """How much text it holds, roughly."""
-        return 1000 + sum(len(str(message.get("content"))) for message in self.messages)
+        logged = self.log.num_bytes if self.log is not None else 0
+        return 1000 + logged + sum(len(str(message.get("content"))) for message in self.messages)
 
 
 class ResponseStore:

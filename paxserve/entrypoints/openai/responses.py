@@ -4,9 +4,10 @@ import asyncio
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from contextlib import aclosing
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from paxserve.engine.output_processor import OutputKind
@@ -14,12 +15,12 @@ from paxserve.engine.request_stream import RequestStream
 from paxserve.entrypoints.context import ServingContext, context_of
 from paxserve.entrypoints.conversation import chat_prompt
 from paxserve.entrypoints.errors import ErrorBody, body_of
-from paxserve.entrypoints.generation import Batch, TokenCount, answer, collect
+from paxserve.entrypoints.generation import Batch, TokenCount, answer, collect, events
 from paxserve.entrypoints.logprobs import LogprobWriter
 from paxserve.entrypoints.protocol.chat import template_messages
 from paxserve.entrypoints.protocol.responses import ResponsesRequest
-from paxserve.entrypoints.response_store import StoredResponse
-from paxserve.entrypoints.sse import named_event
+from paxserve.entrypoints.response_store import EventLog, StoredResponse
+from paxserve.entrypoints.sse import EventStream, named_event
 from paxserve.errors import RequestError
 from paxserve.messages import EngineRequest
 from paxserve.outputs import CompletionOutput, RequestOutput
@@ -56,11 +57,19 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
 
 
 @router.get("/v1/responses/{response_id}")
-async def get_response(response_id: str, request: Request, stream: bool = False) -> Response:
-    """A response that was stored, as far as it has come."""
-    if stream:
-        raise RequestError("stream is not offered for stored responses.", "stream")
-    return JSONResponse(context_of(request).responses.get(response_id).body)
+async def get_response(
+    response_id: str, request: Request, stream: bool = False, starting_after: Annotated[int | None, Query(ge=0)] = None
+) -> Response:
+    """A response that was stored, as far as it has come; or its events, those after one of them, to its end."""
+    context = context_of(request)
+    stored = context.responses.get(response_id)
+    if not stream:
+        if starting_after is not None:
+            raise RequestError("starting_after needs stream=true.", "starting_after")
+        return JSONResponse(stored.body)
+    if stored.log is None:
+        raise RequestError("Only a response that was asked for with background and stream can be streamed.", "stream")
+    return event_stream(context, stored.log, (-1 if starting_after is None else starting_after) + 1)
 
 
 @router.post("/v1/responses/{response_id}/cancel")
@@ -79,25 +88,47 @@ def run_in_background(context: ServingContext, writer: "ResponseWriter") -> Resp
     """Begin a response and tell its id."""
     stored = StoredResponse(writer.body_with("queued"), writer.messages)
     context.responses.put(stored)
-    stream = context.engine.submit(writer.requests, OutputKind.FINAL_ONLY)
+    log = stored.log = EventLog() if writer.body.stream else None
+    kind = OutputKind.FINAL_ONLY if log is None else OutputKind.DELTA
+    stream = context.engine.submit(writer.requests, kind, interval=writer.body.stream_interval or 1)
     stored.task = asyncio.ensure_future(finish_in_background(stored, stream, writer))
-    return JSONResponse(stored.body)
+    # Who leaves this stream does not end the response.
+    return JSONResponse(stored.body) if log is None else event_stream(context, log, 0)
+
+
+def event_stream(context: ServingContext, log: EventLog, start: int) -> Response:
+    """The events of a response in the background, from one of them on."""
+    keep_alive = context.server_config.sse_keep_alive_interval
+    return EventStream(log.follow(start), on_close=lambda: None, keep_alive=keep_alive)
 
 
 async def finish_in_background(stored: StoredResponse, stream: RequestStream, writer: "ResponseWriter") -> None:
     """Wait for the answer and put it where it is retrieved from."""
-    stored.body = writer.body_with("in_progress")
+    stored.body, log = writer.body_with("in_progress"), stored.log
     try:
-        outputs = await collect(stream, 1)
-        stored.body = writer.take(outputs[0])
+        if log is None:
+            outputs = await collect(stream, 1)
+            stored.body = writer.take(outputs[0])
+        else:
+            async with aclosing(events(stream, writer)) as pieces:
+                async for piece in pieces:
+                    log.add(piece)
+            stored.body = writer.final
         stored.messages = writer.conversation()
     except asyncio.CancelledError:
         stored.body = writer.body_with("cancelled")
+        if log is not None:
+            log.add(writer.end_with(stored.body))
     except Exception as error:
-        told = body_of(error).error
-        stored.body = writer.body_with("failed") | {"error": {"code": "server_error", "message": told.message}}
+        told = body_of(error)
+        failure = {"error": {"code": "server_error", "message": told.error.message}}
+        stored.body = writer.body_with("failed") | failure
+        if log is not None:
+            log.add(writer.end_with(stored.body))
     finally:
         stream.close()
+        if log is not None:
+            log.close()
 
 
 class ResponseWriter:
@@ -125,6 +156,8 @@ class ResponseWriter:
         """The log-probabilities so far."""
         self.finish_reason: str | None = None
         self.number = 0
+        self.final: dict[str, Any] = {}
+        """The response as it ended, once it has."""
 
     def open(self) -> bytes:
         """The response, its one item and that one's part are announced."""
@@ -150,7 +183,7 @@ class ResponseWriter:
 
     def finish(self) -> bytes:
         """Text, part, item and response are closed."""
-        final = self._final()
+        final = self.final = self._final()
         return b"".join([
             self._part_event("response.output_text.done", text=self.text, logprobs=self.written),
             self._part_event("response.content_part.done", part=self._part()),
@@ -162,6 +195,10 @@ class ResponseWriter:
         """The error as the last event."""
         error = body.error
         return self._event("error", message=error.message, code=error.type, param=error.param)
+
+    def end_with(self, response: dict[str, Any]) -> bytes:
+        """The last event of a response in the background that did not come to its end."""
+        return self._event("response.failed", response=response)
 
     def respond(self, outputs: Sequence[RequestOutput]) -> Response:
         """The whole answer."""

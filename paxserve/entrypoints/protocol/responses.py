@@ -80,8 +80,6 @@ class ResponsesRequest(SamplingFields):
                 raise RequestError(f"include must name {LOGPROBS} only, got {name[:64]!r}.", "include")
         if self.background and not (config.enable_responses_store and self.store is not False):
             raise RequestError("background needs store, and a server with --enable-responses-store.", "background")
-        if self.background and self.stream:
-            raise RequestError("background and stream cannot be combined: retrieve the response later.", "background")
 
     def is_stored(self, config: ServerConfig) -> bool:
         """Whether the response is to be kept for later retrieval."""

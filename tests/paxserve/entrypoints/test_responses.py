@@ -197,6 +197,59 @@ def test_background_responses_end_or_are_cancelled():
     assert failed["error"]["message"] == "This prompt can never run."
 
 
+def test_a_stream_in_the_background_is_left_and_followed_again():
+    async def test(served: Serving):
+        served.core.step_seconds = 0.005
+        asked = {"model": "fake", "input": "Hello", "max_output_tokens": 60, "background": True, "stream": True}
+        async with served.http.stream("POST", "/v1/responses", json=asked) as stream:
+            whole = await stream.aread()
+        first = events_of(whole.decode())
+        path = f"/v1/responses/{first[0]['response']['id']}"
+        again = await served.http.get(path, params={"stream": True})
+        late = await served.http.get(path, params={"stream": True, "starting_after": 9})
+        stored = (await served.http.get(path)).json()
+        left = asyncio.ensure_future(served.post("/v1/responses", **asked))
+        while not served.core.choices:
+            await asyncio.sleep(0.01)
+        left.cancel()
+        await asyncio.gather(left, return_exceptions=True)
+        newest = next(reversed(served.context.responses._responses))
+        followed = events_of((await served.http.get(f"/v1/responses/{newest}", params={"stream": True})).text)
+        return first, events_of(again.text), events_of(late.text), stored, followed
+
+    first, again, late, stored, followed = run(test, enable_responses_store=True)
+    assert [event["sequence_number"] for event in first] == list(range(len(first)))
+    assert again == first
+    assert late == first[10:]
+    assert first[-1]["type"] == followed[-1]["type"] == "response.completed"
+    assert first[-1]["response"] == stored
+    assert stored["output"][0]["content"][0]["text"].startswith(SCRIPT)
+
+
+def test_a_stream_in_the_background_that_fails_or_is_cancelled_ends():
+    async def test(served: Serving):
+        served.core.step_seconds = 0.005
+        failed = await respond(served, REFUSE, background=True, stream=True)
+        running = asyncio.ensure_future(respond(served, background=True, stream=True, max_output_tokens=400))
+        while not served.core.choices:
+            await asyncio.sleep(0.01)
+        newest = next(reversed(served.context.responses._responses))
+        await served.http.post(f"/v1/responses/{newest}/cancel")
+        plain = (await respond(served)).json()["id"]
+        refused = [
+            await served.http.get(f"/v1/responses/{plain}", params=params)
+            for params in ({"stream": True}, {"starting_after": 3}, {"stream": True, "starting_after": -2})
+        ]
+        return events_of(failed.text), events_of((await running).text), refused, served.core.choices
+
+    failed, cancelled, refused, left = run(test, enable_responses_store=True)
+    assert failed[-1]["response"]["error"]["message"] == "This prompt can never run."
+    assert (failed[-1]["response"]["status"], cancelled[-1]["response"]["status"]) == ("failed", "cancelled")
+    for response in refused:
+        check_shape(response, 400)
+    assert not left
+
+
 def test_an_error_in_mid_stream_is_the_last_event():
     async def test(served: Serving):
         served.core.step_seconds = 0.01
