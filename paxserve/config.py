@@ -142,6 +142,10 @@ class CacheConfig:
         _expect(pages is None or pages >= 1, "num_gpu_blocks_override", "at least 1", pages)
 
 
+MAX_SCHEDULER_STEPS = 64
+"""Decode steps in one program: more would let arrivals wait for seconds."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
     """How requests share the steps of the engine."""
@@ -154,6 +158,8 @@ class SchedulerConfig:
     """Split long prompts over several steps, so that running requests are not held up."""
     async_scheduling: bool = True
     """Launch a step before the tokens of the one before it have been read."""
+    num_scheduler_steps: int = 1
+    """Most decode steps run as one program while nobody waits; their tokens come together, arrivals wait for them."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """Who goes first: fcfs is order of arrival; priority looks at the requests' priority (lowest first) before that."""
     max_num_partial_prefills: int = 1
@@ -176,6 +182,13 @@ class SchedulerConfig:
         _expect(1 <= most_long <= most, "max_long_partial_prefills", f"between 1 and {most}", most_long)
         threshold = self.long_prefill_token_threshold
         _expect(threshold >= 0, "long_prefill_token_threshold", "at least 0", threshold)
+        most_steps = self.num_scheduler_steps
+        _expect(
+            1 <= most_steps <= MAX_SCHEDULER_STEPS,
+            "num_scheduler_steps",
+            f"between 1 and {MAX_SCHEDULER_STEPS}",
+            most_steps,
+        )
         share = self.short_prompt_share
         _expect(0 <= share < 1, "short_prompt_share", "at least 0 and less than 1", share)
         if not self.enable_chunked_prefill and (most > 1 or threshold):

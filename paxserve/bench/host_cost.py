@@ -55,8 +55,8 @@ def measure_host_cost(
             continue
         oldest = launched.popleft()
         is_plain = isinstance(oldest, DecodeStep)
-        tokens = np.full(oldest.num_rows, OUTPUT_TOKEN)
-        results = tokens if is_plain else [RowResult(token) for token in tokens.tolist()]
+        tokens = np.full((1, oldest.num_rows), OUTPUT_TOKEN)
+        results = tokens if is_plain else [RowResult(token) for token in tokens[0].tolist()]
         ready = time.perf_counter()
         outputs = StepOutputs([])
         outputs.add(scheduler.update(oldest, results))

@@ -136,7 +136,7 @@ class Simulation:
         if self._launched and (scheduled is None or len(self._launched) >= DEPTH):
             step, self.now = self._launched.popleft()
             is_plain = isinstance(step, DecodeStep)
-            results = np.full(step.num_rows, OUTPUT_TOKEN) if is_plain else [self._result] * step.num_rows
+            results = np.full((1, step.num_rows), OUTPUT_TOKEN) if is_plain else [self._result] * step.num_rows
             self._hear(self.scheduler.update(step, results))
 
     def _hear(self, outputs: Iterable[EngineOutput]) -> None:

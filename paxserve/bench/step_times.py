@@ -36,6 +36,7 @@ class StepTimes:
     def seconds(self, step: ScheduledStep | DecodeStep, num_idle_rows: int = 0) -> float:
         """How long the step takes, on so many more rows that compute and are thrown away."""
         if isinstance(step, DecodeStep):
+            assert step.count == 1, "no figures for several steps in one program"
             context = int(step.starts.sum(dtype=np.int64))
             return self.products(num_idle_rows + step.num_tokens) + self.per_context_token * context
         num_tokens, context, pairs = num_idle_rows, 0, 0

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from paxserve.engine.decode_steps import DecodeStep
+from paxserve.engine.decode_steps import NUM_STOP_IDS, DecodeStep
 from paxserve.engine.request import Request
 from paxserve.engine.step_plan import ScheduledRow, ScheduledStep
 
@@ -98,6 +98,29 @@ class Layout:
     def size(self) -> int:
         """Words in the packed buffer."""
         return sum(length for _, length in self.fields.values())
+
+
+@dataclass(frozen=True)
+class MultiLayout(Layout):
+    """The shape of a program that runs several decode steps: the fields of the first, and what ends the rows."""
+
+    num_steps: int
+    """Most steps of one run."""
+
+    @property
+    def single(self) -> Layout:
+        """The shape of each of its steps."""
+        return Layout(self.num_tokens, self.num_rows, self.num_deltas, is_rich=False)
+
+    @cached_property
+    def fields(self) -> dict[str, tuple[int, int]]:
+        """Offset and length of each field, those of one step first."""
+        lengths = {"num_iterations": 1, "num_left": self.num_rows, "stop_ids": self.num_rows * NUM_STOP_IDS}
+        offsets, end = dict(self.single.fields), self.single.size
+        for name, length in lengths.items():
+            offsets[name] = (end, length)
+            end += length
+        return offsets
 
 
 class SlotTable:
@@ -187,6 +210,10 @@ def _pack_decodes(step: DecodeStep, view: dict[str, np.ndarray]) -> None:
     view["sample_positions"][:count] = decodes.positions + step.age
     view["samples"][:count] = 1
     view["num_decode_rows"][0] = count
+    if step.count > 1:
+        view["num_iterations"][0] = step.count
+        view["num_left"][:count] = step.num_left
+        view["stop_ids"][: decodes.stop_table.size] = decodes.stop_table.ravel()
 
 
 def _pack_rows(step: ScheduledStep, view: dict[str, np.ndarray]) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paxserve.engine.batch import PARAM_COLUMNS, Layout
+from paxserve.engine.batch import PARAM_COLUMNS, Layout, MultiLayout
 from paxserve.errors import ConfigError
 
 
@@ -28,6 +28,19 @@ def rich_layouts(budget: int, max_num_seqs: int, page_size: int, sizes: Sequence
     return [_layout(size, max_num_seqs, page_size, is_rich=True) for size in sizes]
 
 
+def multi_layouts(
+    budget: int, max_num_seqs: int, page_size: int, sizes: Sequence[int] = (), num_steps: int = 1
+) -> list[MultiLayout]:
+    """The ladder of programs that run several decode steps, by their rows; none if they are to run one."""
+    most = min(max_num_seqs, budget)
+    if num_steps == 1:
+        return []
+    counts = {size for size in _given(sizes, budget) or _ladder(8, 2, budget, max_num_seqs) if size <= most}
+    plain = [_layout(size, max_num_seqs, page_size, is_rich=False) for size in sorted(counts | {most})]
+    extra = 1 + num_steps // page_size
+    return [MultiLayout(x.num_tokens, x.num_rows, x.num_deltas + x.num_rows * extra, False, num_steps) for x in plain]
+
+
 def _given(sizes: Sequence[int], budget: int) -> list[int]:
     """The sizes the user asks for, with the budget at the top; none if there was no wish."""
     for size in sizes:
@@ -44,7 +57,7 @@ def _ladder(first: int, factor: int, budget: int, max_num_seqs: int) -> list[int
     return sorted(sizes)
 
 
-def fitting(layouts: list[Layout], num_tokens: int, num_rows: int) -> list[Layout]:
+def fitting(layouts: Sequence[Layout], num_tokens: int, num_rows: int) -> list[Layout]:
     """The layouts of the ladder that hold the step, the smallest first."""
     found = [layout for layout in layouts if num_tokens <= layout.num_tokens and num_rows <= layout.num_rows]
     assert found, f"no bucket holds {num_tokens} tokens of {num_rows} rows"
@@ -53,4 +66,7 @@ def fitting(layouts: list[Layout], num_tokens: int, num_rows: int) -> list[Layou
 
 def is_essential(layout: Layout, budget: int, max_num_seqs: int) -> bool:
     """Whether a start waits for this program: with one row, all rows and the budget any step can be run."""
-    return not layout.is_rich and layout.num_tokens in (1, min(max_num_seqs, budget), budget)
+    all_rows = min(max_num_seqs, budget)
+    if isinstance(layout, MultiLayout):
+        return layout.num_rows == all_rows
+    return not layout.is_rich and layout.num_tokens in (1, all_rows, budget)

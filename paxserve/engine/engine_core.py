@@ -159,7 +159,7 @@ class EngineCore(Profiling):
             with self._compilations:
                 launch = self.runner.launch(scheduled)
             self._launched.append(launch)
-            self._padding_tokens += launch.layout.num_tokens - scheduled.num_tokens
+            self._padding_tokens += launch.layout.num_tokens * scheduled.count - scheduled.num_tokens
         launched = time.perf_counter()
         self._add_seconds(schedule=planned - started, launch=launched - planned)
         if self._launched and (scheduled is None or len(self._launched) >= self._depth):

@@ -69,9 +69,7 @@ class ModelRunner:
         specs = self._specs
         self._pool = jax.jit(specs.make_pool, out_shardings=specs.pool_sharding)()
         self._state, self._rich = jax.tree.map(_zeros, (specs.state, specs.rich))
-        jobs: dict[Hashable, Callable[[], Any]] = {
-            layout: specs.step(layout).compile for layout in (*specs.plain_layouts, *specs.rich_layouts)
-        }
+        jobs: dict[Hashable, Callable[[], Any]] = {layout: specs.step(layout).compile for layout in specs.layouts}
         needed: dict[Hashable, Callable[[], Any]] = {layout: jobs.pop(layout) for layout in specs.essential_layouts()}
         needed |= {name: program.compile for name, program in specs.helpers().items()}
         self._programs = Programs(ProgramCache(cache_folder, *specs.identity, devices=specs.devices), needed, jobs)
@@ -111,8 +109,7 @@ class ModelRunner:
     def launch(self, step: ScheduledStep | DecodeStep) -> Launched:
         """Start a step on the device without waiting for it or for any step before it."""
         is_rich = isinstance(step, ScheduledStep) and needs_rich(step)
-        layouts = self._specs.rich_layouts if is_rich else self._specs.plain_layouts
-        layout: Layout = self._programs.choose(fitting(layouts, step.num_tokens, step.num_rows))
+        layout: Layout = self._programs.choose(self._layouts(step, is_rich=is_rich))
         if step.page_saves or step.page_loads:
             self._move_pages(step)
         if step.page_copies:
@@ -130,11 +127,20 @@ class ModelRunner:
         out.tokens.copy_to_host_async()
         return Launched(step, layout, out)
 
+    def _layouts(self, step: ScheduledStep | DecodeStep, *, is_rich: bool) -> list[Layout]:
+        """The programs that can run the step, the smallest first."""
+        specs = self._specs
+        if isinstance(step, DecodeStep):
+            layouts = specs.plain_layouts if step.count == 1 else specs.multi_layouts
+            return fitting(layouts, step.num_rows, step.num_rows)
+        return fitting(specs.rich_layouts if is_rich else specs.plain_layouts, step.num_tokens, step.num_rows)
+
     def read(self, launched: Launched) -> list[RowResult] | np.ndarray:
-        """Wait for a step and return what it found for each row; of a `DecodeStep` the tokens alone."""
+        """Wait for a step and return what it found for each row; of a `DecodeStep` tokens, [K, R]."""
         step, out = launched.step, launched.out
         if isinstance(step, DecodeStep):
-            return np.asarray(out.tokens)[: step.num_rows]
+            tokens = np.asarray(out.tokens).reshape(-1, launched.layout.num_rows)
+            return tokens[: step.count, : step.num_rows]
         results = [RowResult(int(token)) for token in np.asarray(out.tokens)[: len(step.rows)]]
         if launched.layout.is_rich:
             self._read_logprobs(step, out, results)

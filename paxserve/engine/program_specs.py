@@ -24,8 +24,9 @@ from pallas_kernels.ragged_paged_attention import (
     make_pool,
 )
 from paxserve.config import EngineConfig
-from paxserve.engine.batch import Layout
-from paxserve.engine.buckets import is_essential, plain_layouts, rich_layouts
+from paxserve.engine.batch import Layout, MultiLayout
+from paxserve.engine.buckets import is_essential, multi_layouts, plain_layouts, rich_layouts
+from paxserve.engine.multi_step import make_multi_step
 from paxserve.engine.step import DeviceState, RichState, StepShape, make_step
 from sharding.rules import pool_sharding, replicated, weight_sharding
 
@@ -94,6 +95,7 @@ class ProgramSpecs:
         self._limits = (budget, num_slots)
         sizes = (*self._limits, page_size, config.compile.compile_sizes)
         self.plain_layouts, self.rich_layouts = plain_layouts(*sizes), rich_layouts(*sizes)
+        self.multi_layouts = multi_layouts(*sizes, num_steps=config.scheduler.num_scheduler_steps)
         self._replicated: Sharding | None = None if mesh is None else replicated(mesh)
         self.pool_sharding: Sharding | None = mesh and pool_sharding(mesh, kv_head_axis(self.shape.backend))
         if spec.is_latent:
@@ -125,11 +127,20 @@ class ProgramSpecs:
 
     def essential_layouts(self) -> Iterator[Layout]:
         """The steps that a start waits for: with them any step that needs no rich program can be run."""
-        return (layout for layout in self.plain_layouts if is_essential(layout, *self._limits))
+        return (layout for layout in self.layouts if is_essential(layout, *self._limits))
+
+    @property
+    def layouts(self) -> list[Layout]:
+        """Every size of every kind of step."""
+        return [*self.plain_layouts, *self.rich_layouts, *self.multi_layouts]
 
     def step(self, layout: Layout) -> Program:
         """The step of one bucket: `(weights, pool, state, rich, packed) -> (pool, state, rich, out)`."""
-        function = make_step(self._graphdef, self._treedef, layout, self.shape, self.mesh)
+        parts = self._graphdef, self._treedef
+        if isinstance(layout, MultiLayout):
+            function = make_multi_step(*parts, layout, self.shape, self.mesh)
+        else:
+            function = make_step(*parts, layout, self.shape, self.mesh)
         rich = self.rich if layout.is_rich else None
         (packed,) = self._int32(layout.size)
         arguments = (self.weights, self.pool, self.state, rich, packed)

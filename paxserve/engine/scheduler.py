@@ -46,6 +46,7 @@ class Scheduler:
         max_long_partial_prefills: int = 1,
         long_prefill_token_threshold: int = 0,
         short_prompt_share: float = 0.25,
+        num_scheduler_steps: int = 1,
     ) -> None:
         self.pool = pool
         self.tables = PageTables(pool)
@@ -57,6 +58,7 @@ class Scheduler:
         self.max_long_partial_prefills = max_long_partial_prefills
         self.long_prefill_token_threshold = long_prefill_token_threshold
         self.short_prompt_share = short_prompt_share if enable_chunked_prefill else 0.0
+        self.num_scheduler_steps = num_scheduler_steps
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
@@ -80,6 +82,7 @@ class Scheduler:
             max_long_partial_prefills=config.max_long_partial_prefills,
             long_prefill_token_threshold=config.long_prefill_threshold(max_model_len),
             short_prompt_share=config.short_prompt_share,
+            num_scheduler_steps=config.num_scheduler_steps,
         )
 
     # Requests in and out
@@ -191,9 +194,7 @@ class Scheduler:
         """Take in what a step computed; returns what the requests' owners should hear. Arrays are a `DecodeStep`'s."""
         if isinstance(results, np.ndarray):
             assert isinstance(step, DecodeStep)
-            if (decoded := self._take_tokens(step, results)) is not None:
-                return decoded
-            results = [RowResult(token) for token in results.tolist()]
+            return self._update_decodes(step, results)
         outputs = []
         for row, result in zip(step.rows, results, strict=True):
             request = row.request
@@ -204,7 +205,7 @@ class Scheduler:
             if row.samples:
                 request.num_pending -= 1
                 if request.group is None:
-                    outputs.append(self._append(request, result))
+                    outputs.append(self._append(request, [result.token_id], result))
                 else:
                     outputs += self._advance_search(request, request.group, result)
         return outputs
@@ -233,44 +234,34 @@ class Scheduler:
     # Steps in which all go on as before
 
     def _decode_on(self) -> DecodeStep | None:
-        """A step in which every running request computes its next token; None if there is anything else to do."""
+        """A step in which every running request computes its next tokens; None if there is anything else to do."""
         if self.waiting and self._free_slots:
             return None
         decodes = self._decodes = self._decodes or DecodeSet.of(self.running, self.pool.page_size)
-        if decodes is None or not decodes.can_go_on or len(decodes) > self.max_num_batched_tokens:
+        if decodes is None or len(decodes) > self.max_num_batched_tokens:
             return None
-        unused = StepPlan(0)
-        for request in decodes.on_page_border(decodes.age):
-            if self.tables.is_limited:
-                self.tables.give_back(request)
-            if not self.tables.grow(request, request.num_computed + 1, unused):
-                return None
-        step = DecodeStep(decodes)
-        decodes.age += 1
-        for request in decodes.requests:
-            request.num_computed += 1
-            request.num_pending += 1
-        for request in decodes.on_page_border(decodes.age):
-            self.tables.cache_full_pages(request, request.num_computed - 1)
-        self._stats.num_steps += 1
-        self._stats.last_step_tokens = step.num_tokens
-        if self.pool.host is not None:
-            step.page_saves, step.page_loads = self.pool.host.take_moves()
+        # Whoever waits is not kept waiting for more than the next token of those that run.
+        can_run_ahead = self.num_scheduler_steps > 1 and not self.waiting and decodes.can_run_ahead
+        step = decodes.next_step(self.tables, self.num_scheduler_steps if can_run_ahead else 1)
+        if step is not None:
+            self._stats.num_steps += 1
+            self._stats.last_step_tokens = step.num_tokens
+            if self.pool.host is not None:
+                step.page_saves, step.page_loads = self.pool.host.take_moves()
         return step
 
-    def _take_tokens(self, step: DecodeStep, tokens: np.ndarray) -> DecodedTokens | None:
-        """Add each request's token; None, and nothing done, if one of them ends here or has ended before."""
-        decodes, known = step.decodes, tokens.tolist()
-        if decodes is not self._decodes or step.is_last or not decodes.stop_ids.isdisjoint(known):
-            return None
-        new_token_ids = [[token] for token in known]
-        for request, new in zip(decodes.requests, new_token_ids, strict=True):
-            request.num_pending -= 1
-            request.token_ids += new
-        for request in decodes.on_page_border(step.age + 2):  # the tokens known are one more than those computed
-            self.tables.cache_full_pages(request, len(request.token_ids) - 1)
-        self._stats.generation_tokens += len(known)
-        return DecodedTokens(decodes.request_ids, decodes.indices, new_token_ids)
+    def _update_decodes(self, step: DecodeStep, tokens: np.ndarray) -> list[EngineOutput] | DecodedTokens:
+        """Take in the tokens of a `DecodeStep`, [K, R]: all at once unless a request ends here or has ended before."""
+        decodes, new_token_ids = step.decodes, tokens.T.tolist()
+        if decodes is self._decodes and not step.is_last and decodes.stop_ids.isdisjoint(tokens.ravel().tolist()):
+            self._stats.generation_tokens += tokens.size
+            return decodes.take_in(step, new_token_ids, self.tables)
+        outputs = []
+        for request, new, count in zip(decodes.requests, new_token_ids, step.counts.tolist(), strict=True):
+            if not request.is_finished:
+                request.num_pending -= count
+                outputs.append(self._append(request, new[:count]))
+        return outputs
 
     # How a step is put together
 
@@ -435,27 +426,33 @@ class Scheduler:
 
     # What comes back from a step
 
-    def _append(self, request: Request, result: RowResult) -> EngineOutput:
-        """Add the sampled token to its request, and end the request if that was its last."""
-        token = result.token_id
-        request.token_ids.append(token)
-        self._stats.generation_tokens += 1
-        stop_reason = None
-        known = len(request.token_ids)
-        if token in request.stop_token_ids and known - request.prompt_len > request.params.min_tokens:
-            self._finish(request, "stop")
-            stop_reason = token if token in request.params.stop_token_ids else None
-        elif known - request.prompt_len == request.max_tokens or known > self.max_sequence_tokens:
-            self._finish(request, "length")
-        elif known % self.pool.page_size == 0 and request.status is Status.RUNNING:
-            self.tables.cache_full_pages(request, known - 1)
-        first = known - request.prompt_len == 1
+    def _append(self, request: Request, tokens: list[int], result: RowResult | None = None) -> EngineOutput:
+        """Add sampled tokens to their request, and end the request with its last one; those behind that are dropped.
+
+        `result` is what else came with a single token.
+        """
+        first, stop_reason = len(request.token_ids), None
+        for token in tokens:
+            request.token_ids.append(token)
+            known = len(request.token_ids)
+            if token in request.stop_token_ids and known - request.prompt_len > request.params.min_tokens:
+                self._finish(request, "stop")
+                stop_reason = token if token in request.params.stop_token_ids else None
+            elif known - request.prompt_len == request.max_tokens or known > self.max_sequence_tokens:
+                self._finish(request, "length")
+            elif known % self.pool.page_size == 0 and request.status is Status.RUNNING:
+                self.tables.cache_full_pages(request, known - 1)
+            if request.is_finished:
+                break
+        new_token_ids = request.token_ids[first:]
+        self._stats.generation_tokens += len(new_token_ids)
+        is_first = first == request.prompt_len
         return EngineOutput(
             request_id=request.request_id,
             index=request.index,
-            new_token_ids=[token],
-            logprobs=None if result.logprobs is None else [result.logprobs],
-            prompt_logprobs=request.prompt_logprobs if first and request.wants_prompt_logprobs else None,
+            new_token_ids=new_token_ids,
+            logprobs=None if result is None or result.logprobs is None else [result.logprobs],
+            prompt_logprobs=request.prompt_logprobs if is_first and request.wants_prompt_logprobs else None,
             finish_reason=request.finish_reason,
             stop_reason=stop_reason,
             num_cached_tokens=request.num_cached_tokens,

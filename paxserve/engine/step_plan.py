@@ -35,6 +35,11 @@ class ScheduledStep:
     """(slot, page): pages to bring back from there, after the saves and before the copies."""
 
     @property
+    def count(self) -> int:
+        """How often the program's rows are computed."""
+        return 1
+
+    @property
     def num_rows(self) -> int:
         """Requests in the step."""
         return len(self.rows)

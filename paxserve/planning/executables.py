@@ -33,7 +33,7 @@ def compile_programs(given: Mapping[str, Any], *, topology: str, folder: str, is
 def programs_of(engine: DescribedEngine, *, is_essential: bool) -> dict[Hashable, Callable[[], Any]]:
     """What compiles each program, by the key under which the engine asks for it."""
     specs = engine.specs
-    layouts = [*specs.essential_layouts()] if is_essential else [*specs.plain_layouts, *specs.rich_layouts]
+    layouts = [*specs.essential_layouts()] if is_essential else specs.layouts
     jobs: dict[Hashable, Callable[[], Any]] = {layout: specs.step(layout).compile for layout in layouts}
     return jobs | {name: program.compile for name, program in specs.helpers().items()}
 

@@ -93,7 +93,7 @@ class Plan:
     def num_engine_programs(self) -> int:
         """Programs that an engine compiles in all, helpers included."""
         specs = self.engine.specs
-        return len(specs.plain_layouts) + len(specs.rich_layouts) + len(specs.helpers())
+        return len(specs.layouts) + len(specs.helpers())
 
 
 def make_plan(engine: DescribedEngine, *, context: int, report: Any = None) -> Plan:

@@ -50,7 +50,7 @@ class Loop:
             self.plans.append(sorted(plan))
             self.kinds.append(type(step))
             tokens = [self.token(row.request.request_id, row.position) for row in rows]
-            results = np.array(tokens) if isinstance(step, DecodeStep) else [RowResult(token) for token in tokens]
+            results = np.array([tokens]) if isinstance(step, DecodeStep) else [RowResult(token) for token in tokens]
             self.launched.append((step, results))
         if self.launched and (step is None or len(self.launched) >= self.depth):
             outputs = self.scheduler.update(*self.launched.popleft())

@@ -358,7 +358,7 @@ class EngineMachine(RuleBasedStateMachine):
         if self.launched and (scheduled is None or len(self.launched) >= self.depth):
             step, results = self.launched.popleft()
             if isinstance(step, DecodeStep):  # as the device hands it over
-                results = np.array([result.token_id for result in results])
+                results = np.array([[result.token_id for result in results]])
             self._hear(step, results)
             self.check()
         elif scheduled is None:
