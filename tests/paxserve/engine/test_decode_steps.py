@@ -27,9 +27,11 @@ class PlainScheduler(Scheduler):
 class Loop:
     """The engine's loop; the token at a request's position p is 10 + (p + its number) % 7, or what `ends` says."""
 
-    def __init__(self, scheduler_class=Scheduler, *, depth=2, num_pages=200):
+    def __init__(self, scheduler_class=Scheduler, *, depth=2, num_pages=200, ahead=1):
         self.pool = PagePool(num_pages, PAGE_SIZE)
-        self.scheduler = scheduler_class(self.pool, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=100)
+        self.scheduler = scheduler_class(
+            self.pool, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=100, num_scheduler_steps=ahead
+        )
         self.depth = depth
         self.ends = {}
         self.launched = deque()
@@ -158,6 +160,40 @@ def test_when_pages_run_out_a_request_is_preempted_as_ever():
         loop.run()
     assert fast.scheduler.stats().num_preemptions == plain.scheduler.stats().num_preemptions > 0
     assert fast.heard == plain.heard
+
+
+def test_programs_of_several_steps_shrink_where_pages_are_short_and_nobody_is_preempted():
+    loop = Loop(num_pages=8, ahead=8)
+    for number in range(2):
+        loop.add(number, 3, max_tokens=13)
+    counts = []
+    while (step := loop.scheduler.schedule()) is not None:
+        loop.scheduler.check_integrity()
+        tokens = np.full((step.count, step.num_rows), 7)
+        results = tokens if isinstance(step, DecodeStep) else [RowResult(7) for _ in step.rows]
+        loop.scheduler.update(step, results)
+        loop.scheduler.check_integrity()
+        counts.append(step.count)
+    # 15 tokens each are computed, 4 pages each: just enough. The prompts' step gives the first token, 12 are left.
+    assert counts == [1, 8, 4]
+    loop = Loop(num_pages=5, ahead=8)
+    loop.add(0, 3, max_tokens=30)
+    loop.step()
+    assert loop.scheduler.schedule().count == 8
+    assert loop.scheduler.schedule().count == 8
+    assert loop.scheduler.schedule().count == 1
+    assert loop.scheduler.stats().num_preemptions == 0
+
+
+def test_whoever_waits_is_kept_waiting_for_one_token_at_a_time():
+    loop = Loop(ahead=4)
+    for number in range(9):  # one more than there are slots
+        loop.add(number, 3, max_tokens=20)
+    for _ in range(3):
+        loop.step()
+    assert loop.scheduler.schedule().count == 1
+    loop.scheduler.abort("8")
+    assert loop.scheduler.schedule().count == 4
 
 
 def test_a_step_tells_all_tokens_in_one_message():

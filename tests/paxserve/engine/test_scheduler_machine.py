@@ -19,7 +19,7 @@ from paxserve.engine.kv_cache import PagePool
 from paxserve.engine.page_tables import NO_PAGE
 from paxserve.engine.request import expand_choices
 from paxserve.engine.scheduler import Scheduler
-from paxserve.engine.step_plan import RowResult
+from paxserve.engine.step_plan import RowResult, ScheduledRow, ScheduledStep
 from paxserve.messages import EngineRequest, TokenLogprobs
 from paxserve.sampling_params import SamplingParams
 
@@ -29,6 +29,7 @@ ROOTS = {}
 """An object for each group of layers and combination of salt and keys, where its prefixes begin."""
 MET = Counter()
 """How often something has happened, over all sequences of this process."""
+WHAT_IS_RARE = ("saved", "restored", "copied", "prefix hits", "forked beams", "preempted", "decodes", "decodes ahead")
 GROUPS = [
     (Reach(),),
     (Reach(),),
@@ -115,6 +116,30 @@ class Device:
             assert not others, f"page {page} is written while another row reads it"
         return [self._compute(row, plan, sources[row.request.request_id]) for row, plan in plans]
 
+    def run_decodes(self, step, sources, pool):
+        """What a program of decode steps hands over, [K, R]: -1 once a row has ended."""
+        tokens = np.full((step.count, step.num_rows), -1)
+        for iteration in range(step.count):
+            places = [place for place, count in enumerate(step.counts) if iteration < count]
+            rows = [self._row(step, place, iteration) for place in places]
+            ended = [step.count > 1 and self._has_ended(row.request) for row in rows]
+            moves = (step.page_saves, step.page_loads) if iteration == 0 else ([], [])
+            results = self.run(ScheduledStep(rows, [], *moves), sources, pool)
+            for place, result, has_ended in zip(places, results, ended, strict=True):
+                tokens[iteration, place] = -1 if has_ended else result.token_id
+        return tokens
+
+    def _row(self, step, place, iteration):
+        decodes, age = step.decodes, step.age + iteration
+        start, position = decodes.starts[place] + age, decodes.positions[place] + age
+        return ScheduledRow(decodes.requests[place], int(start), 1, True, int(position))
+
+    def _has_ended(self, request):
+        """Whether its last token, which the host has not read, is one that ends it."""
+        outputs, params = self.outputs[request.request_id, request.index], request.params
+        is_unread = len(outputs) + request.prompt_len > len(request.token_ids)
+        return is_unread and outputs[-1] in request.stop_token_ids and len(outputs) > params.min_tokens
+
     def save(self, saves):
         for page, slot in saves:
             self.slots[slot] = list(self.cells[page])
@@ -177,10 +202,11 @@ class EngineMachine(RuleBasedStateMachine):
         partial=st.sampled_from([(1, 1, 0), (1, 1, 0), (1, 1, 3), (2, 1, 3), (3, 3, 2)]),
         num_slots=st.sampled_from([0, 1, 3, 8, 30]),
         reaches=st.sampled_from(GROUPS),
+        ahead=st.sampled_from([1, 1, 2, 5]),
     )
     def start(
         self, num_pages, page_size, max_num_seqs, budget, chunked, caching, max_model_len, depth, salt, partial,
-        num_slots=0, reaches=GROUPS[0],
+        num_slots=0, reaches=GROUPS[0], ahead=1,
     ):  # fmt: skip
         num_pages *= len(reaches)
         host = HostTier(num_slots) if caching and num_slots else None
@@ -190,6 +216,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.pool, max_num_seqs=max_num_seqs, max_num_batched_tokens=max(budget, max_num_seqs),
             max_model_len=max_model_len, enable_chunked_prefill=chunked, max_num_partial_prefills=num_partial,
             max_long_partial_prefills=num_long, long_prefill_token_threshold=self.threshold,
+            num_scheduler_steps=ahead,
         )  # fmt: skip
         self.max_num_seqs = max_num_seqs
         self.depth = depth
@@ -352,14 +379,16 @@ class EngineMachine(RuleBasedStateMachine):
         scheduled = self.scheduler.schedule()
         self.check()
         if scheduled is not None:
-            self._check_step(scheduled)
-            self._count(scheduled)
-            self.launched.append((scheduled, self.device.run(scheduled, self.sources, self.pool)))
+            if isinstance(scheduled, DecodeStep):
+                self._check_decodes(scheduled)
+                run = self.device.run_decodes
+            else:
+                self._check_step(scheduled)
+                self._count(scheduled)
+                run = self.device.run
+            self.launched.append((scheduled, run(scheduled, self.sources, self.pool)))
         if self.launched and (scheduled is None or len(self.launched) >= self.depth):
-            step, results = self.launched.popleft()
-            if isinstance(step, DecodeStep):  # as the device hands it over
-                results = np.array([[result.token_id for result in results]])
-            self._hear(step, results)
+            self._hear(*self.launched.popleft())
             self.check()
         elif scheduled is None:
             self.num_idle += 1
@@ -367,6 +396,16 @@ class EngineMachine(RuleBasedStateMachine):
             assert self.num_idle < 2 or not self.scheduler.has_unfinished()
             return
         self.num_idle = 0
+
+    def _check_decodes(self, step):
+        assert step.num_rows == len(self.scheduler.running) <= self.scheduler.max_num_batched_tokens
+        assert 1 <= step.count <= self.scheduler.num_scheduler_steps
+        assert step.counts.min() >= 1
+        assert step.counts.max() == step.count
+        assert step.count == 1 or not self.scheduler.waiting, "somebody waits for several steps"
+        MET["saved"] += len(step.page_saves)
+        MET["decodes"] += step.num_rows
+        MET["decodes ahead"] += step.num_tokens - step.num_rows
 
     def _count(self, step):
         MET["saved"] += len(step.page_saves)
@@ -495,17 +534,18 @@ def test_the_sequences_have_met_everything():
     """Random sequences that never copy, restore or fork anything would prove little."""
     if MET["sequences"] < 2000:
         pytest.skip("the sequences above have not been run")
-    rare = {name: MET[name] for name in ("saved", "restored", "copied", "prefix hits", "forked beams", "preempted")}
+    rare = {name: MET[name] for name in WHAT_IS_RARE}
     assert min(rare.values()) > 100, rare
 
 
+@pytest.mark.parametrize("ahead", [1, 4])
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_an_answer_is_found_again_when_the_conversation_goes_on(depth):
+def test_an_answer_is_found_again_when_the_conversation_goes_on(depth, ahead):
     """Pages that fill up token by token are cached as well, however deep the pipeline."""
     machine = EngineMachine()
     machine.start(
         num_pages=40, page_size=3, max_num_seqs=2, budget=20, chunked=True, caching=True, max_model_len=60,
-        depth=depth, salt=0, partial=(1, 1, 0),
+        depth=depth, salt=0, partial=(1, 1, 0), ahead=ahead,
     )  # fmt: skip
     chat = {
         "n": 1, "min_tokens": 0, "is_endless": True, "cache_salt": None, "cache_keys": [], "prompt_logprobs": None,
