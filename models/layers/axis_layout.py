@@ -46,6 +46,25 @@ class AxisLayout:
             if first < last:
                 yield Run(first - start, None if source is None else source + first - (end - size), last - first)
 
+    def within(self, stored: "AxisLayout") -> "AxisLayout":
+        """The same entries, with their sources counted along an axis that is laid out as `stored` and has them all."""
+        ends = accumulate(block.size for block in stored.blocks)
+        pieces = [
+            (source, source + size, end - size)
+            for (source, size), end in zip(stored.blocks, ends, strict=True)
+            if source is not None
+        ]
+        blocks: list[Block] = []
+        for source, size in self.blocks:
+            if source is None:
+                blocks.append(Block(None, size))
+                continue
+            overlaps = ((max(first, source), min(last, source + size), first, at) for first, last, at in sorted(pieces))
+            found = [Block(at + low - first, high - low) for low, high, first, at in overlaps if low < high]
+            assert sum(block.size for block in found) == size, f"{source} to {source + size} is not all there"
+            blocks += found
+        return AxisLayout((stored.size,), tuple(merged(blocks)))
+
     def dealt(self) -> "AxisLayout":
         """The layout for one tensor that has the first piece of each part, then the second of each, and so on.
 

@@ -75,19 +75,24 @@ def load_model(
             config = settle_tied_head(config, load_map, checkpoint)
     options = {} if num_labels is None else {"num_labels": num_labels}
 
-    def build() -> nnx.Module:
-        return architecture.Model(
-            config, dtype=dtype, layer_execution=layer_execution, max_model_len=max_model_len,
-            tensor_shards=tensor_shards, rngs=nnx.Rngs(0), **options,
+    def describe(layer_execution: str, tensor_shards: int) -> tuple[Any, nnx.State]:
+        return nnx.split(
+            nnx.eval_shape(
+                lambda: architecture.Model(
+                    config, dtype=dtype, layer_execution=layer_execution, max_model_len=max_model_len,
+                    tensor_shards=tensor_shards, rngs=nnx.Rngs(0), **options,
+                )
+            )
         )  # fmt: skip
 
-    graphdef, abstract = nnx.split(nnx.eval_shape(build))
+    graphdef, abstract = describe(layer_execution, tensor_shards)
     if is_dummy:
         state = random_weights(abstract, seed=seed, sharding=sharding)
     elif isinstance(checkpoint, OrbaxFolder):
         # Converted for text and run for vectors, it has a head that is not wanted.
         unused = () if num_labels is None else ("head.",)
-        state = load_converted(abstract, checkpoint, tensor_shards=tensor_shards, sharding=sharding, unused=unused)
+        stored = describe("unrolled", 1)[1] if tensor_shards > 1 else None
+        state = load_converted(abstract, checkpoint, stored=stored, sharding=sharding, unused=unused)
     else:
         unused = config.unused_tensors()
         state = load_weights(abstract, load_map, checkpoint, sharding=sharding, unused=unused)

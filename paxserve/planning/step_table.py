@@ -13,7 +13,7 @@ from typing import NamedTuple
 from paxserve.config import EngineConfig
 from paxserve.errors import ConfigError
 from paxserve.planning.described_engine import describe_engine, describe_slice
-from paxserve.planning.plan import plan_program
+from paxserve.planning.plan import ProgramPlan, plan_program
 
 START, END = "<!-- step table -->", "<!-- end of the step table -->"
 HEADER = (
@@ -33,12 +33,16 @@ class Case(NamedTuple):
 CASES = (
     Case("v6e:1x1", "llama-3.1-8b", (64, 512, 2048)),
     Case("v6e:1x1", "qwen3-0.6b"),
-    Case("v6e:1x1", "smollm2-135m"),
-    Case("v5p:1x1x1", "llama-3.1-8b"),
-    Case("tpu7x:1x1x1", "llama-3.1-8b"),
-    Case("v5e:2x2", "llama-3.1-8b"),
-    Case("v6e:2x4", "llama-3.3-70b"),
+    Case("v6e:1x1", "smollm2-135m", (64, 512, 2048)),
+    Case("v5p:1x1x1", "llama-3.1-8b", (64,)),
+    Case("tpu7x:1x1x1", "llama-3.1-8b", (64,)),
+    Case("v5e:2x2", "llama-3.1-8b", (64, 512, 2048)),
+    Case("v6e:2x4", "llama-3.3-70b", (64, 512, 2048)),
     Case("v6e:4x4", "llama-3.3-70b", (64,)),
+    Case("v6e:2x4", "mixtral-8x7b", (64,)),
+    Case("v6e:2x4", "qwen3-30b-a3b"),
+    Case("v6e:2x4", "deepseek-v2-lite"),
+    Case("v6e:8x8", "qwen3-235b-a22b", (64,)),
 )
 
 
@@ -64,14 +68,17 @@ def rows(case: Case, folder: Path) -> Iterator[str]:
         except ConfigError as error:
             yield f"{head} refused: {' '.join(str(error).split())[:300]} | | | | |"
             continue
-        estimate = "not told" if program.time is None else f"{1e3 * program.time.operations:.2f}"
-        kinds = ", ".join(f"{count} {kind}" for kind, count in program.collectives.items())
-        kinds = "not told" if program.time is None else kinds or "none"
-        pool = "in place" if program.pool_is_aliased else "COPIED"
-        yield (
-            f"{head} {program.temporary_bytes / 1e6:.1f} | {pool} | {kinds} | "
-            f"{estimate} | {1e3 * program.roofline_seconds:.2f} |"
-        )
+        yield f"{head} {measured(program)} |"
+
+
+def measured(program: ProgramPlan) -> str:
+    """The columns of a row behind the number of rows."""
+    estimate = "not told" if program.time is None else f"{1e3 * program.time.operations:.2f}"
+    kinds = ", ".join(f"{count} {kind}" for kind, count in program.collectives.items())
+    kinds = "not told" if program.time is None else kinds or "none"
+    pool = "in place" if program.pool_is_aliased else "COPIED"
+    temporaries, floor = program.temporary_bytes / 1e6, 1e3 * program.roofline_seconds
+    return f"{temporaries:.1f} | {pool} | {kinds} | {estimate} | {floor:.2f}"
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -20,6 +21,8 @@ from paxserve.loaders.hf_tokenizer import load_folder_tokenizer
 from paxserve.loaders.orbax_folder import MARKER, OrbaxFolder
 from paxserve.loaders.tokenizer import Tokenizer
 from paxserve.loaders.weights import choose_architecture, load_model
+from sharding.mesh import make_mesh
+from sharding.rules import weight_sharding
 from tests.small_tokenizers import byte_level_tokenizer
 
 # A read that fails ends Orbax's event loop while its other reads are on their way; they then find it closed.
@@ -78,6 +81,19 @@ def test_into_another_type_and_over_devices(converted):
         expected = plain[path].get_value()
         expected = expected if execution == "scanned" else expected[0]
         np.testing.assert_array_equal(value, expected.astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize(("name", "shards"), [("qwen3", 3), ("qwen2_moe", 4)])
+@pytest.mark.parametrize("execution", ["looped", "scanned"])
+def test_for_tensor_shards(converted, name, shards, execution):
+    """Heads, columns and experts that do not divide: padded and copied as from the checkpoint that was converted."""
+    options = {"layer_execution": execution, "tensor_shards": shards}
+    options |= {"sharding": partial(weight_sharding, make_mesh(jax.devices(), tensor=shards))}
+    before, after = (leaves(load(folder / name, **options)) for folder in (GOLDENS, converted))
+    for path, param in before.items():
+        value = after[path].get_value()
+        np.testing.assert_array_equal(param.get_value(), value, err_msg=str(path))
+        assert value.sharding.is_equivalent_to(param.get_value().sharding, value.ndim), path
 
 
 @pytest.mark.slow  # two engines

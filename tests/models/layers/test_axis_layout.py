@@ -56,3 +56,17 @@ def test_a_checkpoint_that_has_dealt_out_its_parts(blocks):
 
 def test_as_stored():
     assert filled(as_stored(3), np.arange(3)) == [0, 1, 2]
+
+
+def test_sources_counted_along_another_axis():
+    # Stored: the checkpoint's halves dealt out by twos; wanted: the second half, padding, the first half twice.
+    stored = AxisLayout((4, 4), (Block(0, 2), Block(4, 2), Block(2, 2), Block(6, 2)))
+    wanted = AxisLayout((4, 4), (Block(4, 4), Block(None, 1), Block(0, 4), Block(1, 2)))
+    entries = list("abcdefgh")
+    kept = [entries[block.source + i] for block in stored.blocks for i in range(block.size)]
+    found = [
+        None if run.source is None else kept[run.source + i]
+        for run in wanted.within(stored).runs(0, wanted.size)
+        for i in range(run.size)
+    ]
+    assert found == [*"efgh", None, *"abcd", *"bc"]

@@ -14,7 +14,7 @@ import pytest
 from paxserve.config import EngineConfig
 from paxserve.planning.compiled_text import CompiledText
 from paxserve.planning.described_engine import describe_engine, shard_bytes
-from paxserve.planning.plan import read_program
+from paxserve.planning.plan import Plan, read_program
 from sharding.topology import describe
 
 pytest.importorskip("libtpu")
@@ -30,8 +30,9 @@ MIB = 1 << 20
 def engine_of(model, topology):
     hf_config = json.loads((CONFIGS / f"{model}.json").read_text())
     described = describe(topology)
+    shards = 1 if described.num_chips == 1 else described.num_devices
     config = EngineConfig.from_flags(
-        model=model, dtype="bfloat16", attention_backend="tpu", tensor_parallel_size=described.num_devices, **FLAGS
+        model=model, dtype="bfloat16", attention_backend="tpu", tensor_parallel_size=shards, **FLAGS
     )
     return describe_engine(config, hf_config, described)
 
@@ -92,6 +93,10 @@ FURTHER = [
     Case("llama-3.1-8b", "v5e:2x2", 2048, 300, (66, 0, 1)),
     Case("llama-3.3-70b", "v6e:2x4", 512, 80, (162, 0, 1)),
     Case("llama-3.3-70b", "v6e:2x4", 2048, 300, (162, 0, 1)),
+    Case("llama-3.1-8b", "v5p:1x1x1", 64, 48),
+    Case("llama-3.1-8b", "tpu7x:1x1x1", 64, 48),
+    Case("llama-3.3-70b", "v6e:4x4", 64, 8, (162, 0, 1)),
+    Case("qwen3-235b-a22b", "v6e:8x8", 64, 16, (190, 0, 1)),
     Case("mixtral-8x7b", "v6e:2x4", 64, 8, (66, 0, 1)),
     Case("qwen3-30b-a3b", "v6e:2x4", 2048, 400, (98, 0, 1)),
     Case("deepseek-v2-lite", "v6e:2x4", 2048, 400, (56, 0, 1)),
@@ -106,6 +111,13 @@ def test_step(case):
     assert pool_sized(engine, compiled.as_text()) == []
     assert program.temporary_bytes <= case.temporaries * MIB
     assert program.total_bytes <= engine.topology.chip.hbm_bytes
+    memory, analysis = Plan(engine=engine, programs=[program]).memory, compiled.memory_analysis()
+    assert memory["temporaries"] == analysis.temp_size_in_bytes
+    # What goes in and comes out is the weights, the pool, and little else: a plain step has no biases and penalties.
+    arguments = analysis.argument_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    assert memory["weights"] + memory["kv_pool"] + memory["other"] == arguments
+    assert 0 <= memory["other"] < 32 * MIB
+    assert sum(memory.values()) == engine.topology.chip.hbm_bytes
     expected = dict(zip(("all-reduce", "all-gather", "all-to-all"), case.collectives, strict=True))
     assert program.collectives == {kind: count for kind, count in expected.items() if count}
     if case[:3] == ("llama-3.1-8b", "v6e:1x1", 64):
