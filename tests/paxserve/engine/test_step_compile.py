@@ -76,9 +76,9 @@ class Case(NamedTuple):
 # turned round by one all-to-all, so that each device samples for its rows, and the tokens of all are gathered.
 DEFAULT = [
     Case("llama-3.1-8b", "v6e:1x1", 64, 48),
-    Case("llama-3.3-70b", "v6e:2x4", 64, 8, (162, 0, 1)),
-    Case("qwen3-30b-a3b", "v6e:2x4", 64, 8, (98, 0, 1)),
-    Case("deepseek-v2-lite", "v6e:2x4", 64, 8, (56, 0, 1)),
+    Case("llama-3.3-70b", "v6e:2x4", 64, 12, (162, 0, 1)),
+    Case("qwen3-30b-a3b", "v6e:2x4", 64, 12, (98, 0, 1)),
+    Case("deepseek-v2-lite", "v6e:2x4", 64, 12, (56, 0, 1)),
     Case("smollm2-135m", "v6e:1x1", 512, 48),
 ]
 FURTHER = [
@@ -95,9 +95,9 @@ FURTHER = [
     Case("llama-3.3-70b", "v6e:2x4", 2048, 300, (162, 0, 1)),
     Case("llama-3.1-8b", "v5p:1x1x1", 64, 48),
     Case("llama-3.1-8b", "tpu7x:1x1x1", 64, 48),
-    Case("llama-3.3-70b", "v6e:4x4", 64, 8, (162, 0, 1)),
+    Case("llama-3.3-70b", "v6e:4x4", 64, 12, (162, 0, 1)),
     Case("qwen3-235b-a22b", "v6e:8x8", 64, 16, (190, 0, 1)),
-    Case("mixtral-8x7b", "v6e:2x4", 64, 8, (66, 0, 1)),
+    Case("mixtral-8x7b", "v6e:2x4", 64, 12, (66, 0, 1)),
     Case("qwen3-30b-a3b", "v6e:2x4", 2048, 400, (98, 0, 1)),
     Case("deepseek-v2-lite", "v6e:2x4", 2048, 400, (56, 0, 1)),
 ]
