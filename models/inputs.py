@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int32
 
+from models.layer_groups import LayerGroups, Reach
 from pallas_kernels.ragged_attention import ragged_attention
 from pallas_kernels.ragged_paged_attention import kv_head_axis, ragged_paged_attention
 from pallas_kernels.ragged_paged_attention.metadata import AttentionMetadata
@@ -43,6 +44,8 @@ class CacheSpec:
     """Keys alone are kept; values are the beginnings of them."""
     page_divides: int | None = None
     """A number of tokens that must be a whole number of pages."""
+    reaches: tuple[Reach, ...] = ()
+    """How far back each layer sees; empty if all layers see everything."""
 
 
 @jax.tree_util.register_dataclass
@@ -60,6 +63,18 @@ class PagedKVCache:
     """Tokens of a page."""
     mesh: Mesh | None = dataclasses.field(default=None, metadata={"static": True})
     """The devices whose tensor axis the pool's kv heads are spread over."""
+    tables: Int32[Array, "groups R P"] | None = None
+    """The page tables of all groups of layers, where there are several."""
+    groups: LayerGroups | None = dataclasses.field(default=None, metadata={"static": True})
+    """Which layer has which of the tables, and its place in the pages; None if all layers have the one in metadata."""
+
+    def rows_of(self, layer: int | Int32[Array, ""]) -> AttentionMetadata:
+        """The batch's rows with the page table of the layer's group."""
+        if self.groups is None:
+            return self.metadata
+        assert self.tables is not None
+        group = jnp.asarray(self.groups.group_of, jnp.int32)[layer]
+        return self.metadata._replace(page_table=self.tables[group])
 
     def attend(
         self,
@@ -73,12 +88,15 @@ class PagedKVCache:
         softcap: float | None = None,
         sinks: Float[Array, " N"] | None = None,
         value_dim: int | None = None,
+        rows: AttentionMetadata | None = None,
     ) -> tuple[Float[Array, "T N V"], Self]:
         """Write k and v into their pages, attend causally over each row's pages.
 
         `window` W lets a query at position p see positions (p - W, p]; None or 0 is no window.
-        Without v, values are the first `value_dim` channels of keys.
+        Without v, values are the first `value_dim` channels of keys. `rows` takes the place of `rows_of(layer)`.
         """
+        rows = self.rows_of(layer) if rows is None else rows
+        layer = jnp.asarray(layer if self.groups is None else jnp.asarray(self.groups.index_of)[layer], jnp.int32)
         # A constant window stays one: kernels leave out what it makes needless.
         constant = window if window is None or isinstance(window, int) else None
         traced = None if window is constant else window
@@ -93,7 +111,7 @@ class PagedKVCache:
 
         if self.mesh is not None and self.mesh.shape[TENSOR] > 1:
             attention = self._on_each_shard(attention, self.mesh, is_latent=v is None)
-        out, pool = attention(q, k, v, self.pool, jnp.asarray(layer, jnp.int32), self.metadata, sinks, traced)
+        out, pool = attention(q, k, v, self.pool, layer, rows, sinks, traced)
         return out, dataclasses.replace(self, pool=pool)
 
     def _on_each_shard(self, attention: Callable[..., Any], mesh: Mesh, *, is_latent: bool) -> Callable[..., Any]:

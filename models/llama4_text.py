@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 from models.inputs import CacheSpec, PagedKVCache
+from models.layer_groups import Reach
 from models.layers.attention import Attention
 from models.layers.causal_lm import CausalLM
 from models.layers.chunked_attention import split_rows
@@ -116,12 +117,12 @@ class Llama4Attention(Attention):
             positions = token_places(cache.metadata, num_tokens).positions.astype(jnp.float32)
             factor = jnp.log1p(jnp.floor((positions + 1) / floor)) * scale + 1
             q = (q * factor[:, None, None]).astype(q.dtype)
-        metadata = cache.metadata
-        if self.chunk is not None:
-            chunks = split_rows(metadata, num_tokens, self.chunk, cache.page_size)
-            cache = dataclasses.replace(cache, metadata=chunks)
-        out, cache = cache.attend(layer, q, k, v, scale=self.scale)
-        return self.out(out.reshape(num_tokens, -1)), dataclasses.replace(cache, metadata=metadata)
+        if self.chunk is None:
+            out, cache = cache.attend(layer, q, k, v, scale=self.scale)
+        else:
+            chunks = split_rows(cache.rows_of(layer), num_tokens, self.chunk, cache.page_size)
+            out, cache = cache.attend(layer, q, k, v, scale=self.scale, rows=chunks)
+        return self.out(out.reshape(num_tokens, -1)), cache
 
 
 def _unit(x: Float[Array, "T N H"], eps: float) -> Float[Array, "T N H"]:
@@ -136,7 +137,9 @@ class Model(CausalLM[Config]):
     @property
     def cache_spec(self) -> CacheSpec:
         """What the layers cache for each token; chunks begin with a page."""
-        return dataclasses.replace(super().cache_spec, page_divides=self._chunk)
+        chunk = self._chunk
+        reaches = tuple(Reach(chunk=chunk if own and chunk else 0) for own in self.config.no_rope_layers)
+        return dataclasses.replace(super().cache_spec, page_divides=chunk, reaches=reaches)
 
     @property
     def _chunk(self) -> int | None:

@@ -124,6 +124,8 @@ class CacheConfig:
     """Keep full pages of finished requests and reuse them for prompts that start alike."""
     kv_offloading_size: float = 0.0
     """GiB of host memory for cached pages that the pool has no room for; they come back instead of being recomputed."""
+    disable_hybrid_kv_cache_manager: bool = False
+    """Have layers with a sliding window or chunks keep all pages of a sequence, as layers that see everything do."""
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "int8"] = "auto"
     """Type of the KV pool; auto is the model's dtype, fp8 is fp8_e4m3. fp8 and int8 keep a scale a token and head."""
 
@@ -246,11 +248,6 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     compile: CompileConfig = field(default_factory=CompileConfig)
-
-    def __post_init__(self) -> None:
-        size = self.parallel.tensor_parallel_size
-        if size > 1 and self.cache.kv_offloading_size:
-            raise ConfigError(f"kv_offloading_size works on one device so far, and tensor_parallel_size is {size}.")
 
     @property
     def kv_dtype(self) -> str:

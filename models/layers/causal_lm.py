@@ -8,6 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int32
 
 from models.inputs import Batch, CacheSpec, PagedKVCache
+from models.layer_groups import Reach
 from models.layers.config import DecoderConfig
 from models.layers.decoder import Layer, LayerExecution, arrange_layers, run_layers
 from models.layers.embedding import Embedding, Head
@@ -77,7 +78,12 @@ class CausalLM(nnx.Module, Generic[ConfigT]):
         """What the layers cache for each token."""
         c = self.config
         heads = HeadLayout(c.num_attention_heads, c.num_key_value_heads, self.tensor_shards)
-        return CacheSpec(num_layers=c.num_hidden_layers, num_kv_heads=heads.num_spread_kv_heads, head_dim=c.head_dim)
+        return CacheSpec(
+            num_layers=c.num_hidden_layers,
+            num_kv_heads=heads.num_spread_kv_heads,
+            head_dim=c.head_dim,
+            reaches=tuple(Reach(trait.window) for trait in c.layer_traits()),
+        )
 
     def embed(self, batch: Batch) -> Float[Array, "T D"]:
         """What enters the first layer."""

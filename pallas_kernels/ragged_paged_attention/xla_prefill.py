@@ -67,12 +67,16 @@ def attend_prefill(
         queries = lax.dynamic_slice_in_dim(q, first_token, tile).reshape(tile, num_kv_heads, groups, head_dim)
         queries = jnp.transpose(queries, (1, 2, 0, 3)).reshape(num_kv_heads, groups * tile, head_dim)
 
+        # What is out of the first query's sight may be anybody's by now, or no number.
+        oldest = jnp.int32(0) if window is None else visible_from(positions[0] + 1, window)
+
         def attend_block(num_pages: int, is_masked: bool, step: Array, carry: Carry) -> Carry:
             peak, total, acc = carry
             block = num_pages * page_size
             pages = lax.dynamic_slice(table, (row, step * num_pages), (1, num_pages))
             kv_positions = step * block + jnp.arange(block, dtype=jnp.int32)
-            cached = gather(layer, pages, (kv_positions < stop)[None, :], step * block < stop)
+            is_real = (kv_positions >= oldest) & (kv_positions < stop)
+            cached = gather(layer, pages, is_real[None, :], step * block < stop)
             keys, values = (x.reshape(num_kv_heads, block, head_dim) for x in (cached.keys, cached.values))
             logits = multiply(jnp.einsum("kqh,ksh->kqs", queries, keys), cached.key_scales)
             logits = soft_cap(logits, softcap).reshape(num_kv_heads, groups, tile, block)
@@ -88,7 +92,7 @@ def attend_prefill(
             return new_peak, total, acc * decay[..., None] + new.reshape(acc.shape)
 
         carry = start(sinks, (num_kv_heads, groups, tile), head_dim)
-        first = 0 if window is None else visible_from(positions[0] + 1, window) // (far_pages * page_size)
+        first = oldest // (far_pages * page_size)
         num_far, num_edge = (positions[0] + 1) // (far_pages * page_size), -(-stop // (edge_pages * page_size))
         carry = lax.fori_loop(first, num_far, partial(attend_block, far_pages, window is not None), carry)
         _, total, acc = lax.fori_loop(FAR * num_far, num_edge, partial(attend_block, edge_pages, True), carry)

@@ -14,21 +14,19 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.ragged_paged_attention import pool_bytes_per_page
 from paxserve.config import EngineConfig
 from paxserve.engine.attention_choice import settle_attention
 from paxserve.engine.beam_group import first_beam
-from paxserve.engine.host_tier import HostTier
-from paxserve.engine.kv_cache import PagePool
 from paxserve.engine.model_runner import Launched, ModelRunner
+from paxserve.engine.page_budget import make_page_pool
 from paxserve.engine.request import expand_choices
 from paxserve.engine.scheduler import Scheduler
 from paxserve.engine.start import CompilationCounter, PhaseClock, Profiling, checkpoint_dtype, settle_max_model_len
-from paxserve.errors import ConfigError, RequestError
+from paxserve.errors import RequestError
 from paxserve.loaders.checkpoint import Checkpoint, open_checkpoint
 from paxserve.loaders.weights import choose_architecture, load_model
 from paxserve.messages import EngineOutput, EngineRequest, EngineStats, ModelInfo, StepOutputs
-from paxserve.platform import configure_jax, detect_platform, device_mesh, kv_pool_bytes, resolve
+from paxserve.platform import configure_jax, detect_platform, device_mesh, resolve
 from sharding.rules import weight_sharding
 
 logger = logging.getLogger(__name__)
@@ -64,7 +62,7 @@ class EngineCore(Profiling):
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
         config = settle_attention(config, model, max_model_len, was_auto=is_backend_open)
         clock.end("load")
-        pool = _page_pool(config, platform, model.cache_spec, max_model_len)
+        pool = make_page_pool(config, platform, model.cache_spec, max_model_len)
         self.runner = ModelRunner(model, config, pool, max_model_len=max_model_len, mesh=mesh)
         self.runner.compile(cache_folder)
         clock.end("compile")
@@ -216,72 +214,6 @@ class EngineCore(Profiling):
     def _add_seconds(self, **phases: float) -> None:
         for name, seconds in phases.items():
             self._seconds[name] += seconds
-
-
-def _page_bytes(config: EngineConfig, spec: Any) -> int:
-    """Bytes of a page of all layers; `ConfigError` where the attention backend has no such pages."""
-    try:
-        return pool_bytes_per_page(
-            config.compile.attention_backend, num_layers=spec.num_layers, page_size=config.cache.block_size,
-            num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=jnp.dtype(config.kv_dtype),
-            is_latent=spec.is_latent,
-        )  # fmt: skip
-    except (NotImplementedError, ValueError) as error:
-        raise ConfigError(
-            f"kv_cache_dtype={config.cache.kv_cache_dtype}, block_size={config.cache.block_size}: {error}"
-        ) from error
-
-
-def _host_tier(config: EngineConfig, spec: Any) -> HostTier | None:
-    """The tier of the prefix cache in host memory, if there is to be one."""
-    size = int(config.cache.kv_offloading_size * 2**30)
-    if not size:
-        return None
-    # In host memory pages have no padding, as the reference backend's have none.
-    page_bytes = pool_bytes_per_page(
-        "reference", num_layers=spec.num_layers, page_size=config.cache.block_size, num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim, dtype=jnp.dtype(config.kv_dtype), is_latent=spec.is_latent,
-    )  # fmt: skip
-    if size < page_bytes:
-        raise ConfigError(f"kv_offloading_size must be at least a page of {page_bytes / 2**30:.6f} GiB.")
-    return HostTier(size // page_bytes)
-
-
-def _page_pool(config: EngineConfig, platform: Any, spec: Any, max_model_len: int) -> PagePool:
-    cache = config.cache
-    num_pages = count_pages(config, spec, max_model_len, partial(kv_pool_bytes, config, platform))
-    host = _host_tier(config, spec)
-    return PagePool(num_pages, cache.block_size, enable_prefix_caching=cache.enable_prefix_caching, host=host)
-
-
-def count_pages(config: EngineConfig, spec: Any, max_model_len: int, pool_bytes_allowed: Callable[[], int]) -> int:
-    """Pages of the KV pool; `ConfigError` if not one fits the bytes that it is allowed on each device."""
-    cache = config.cache
-    if spec.page_divides is not None and spec.page_divides % cache.block_size:
-        raise ConfigError(
-            f"block_size={cache.block_size} is not supported: this model attends in chunks of {spec.page_divides} "
-            "tokens, which must be a whole number of pages."
-        )
-    # Kv heads are spread evenly; latents, which all query heads read, are on every device.
-    num_devices = 1 if spec.is_latent else config.parallel.tensor_parallel_size
-    if spec.num_kv_heads % num_devices:
-        raise ConfigError(
-            f"tensor_parallel_size={num_devices} is not supported for this model: what it caches for a token has "
-            f"{spec.num_kv_heads} parts, which cannot be spread. Use 1."
-        )
-    page_bytes = _page_bytes(config, spec) // num_devices
-    if cache.num_gpu_blocks_override is not None:
-        return cache.num_gpu_blocks_override
-    pool_bytes = pool_bytes_allowed()
-    # No more pages than all sequences at their full length could use.
-    useful = config.scheduler.limits[0] * -(-max_model_len // cache.block_size)
-    count = min(pool_bytes // page_bytes, useful)
-    if count < 1:
-        raise ConfigError(
-            f"The KV pool gets {pool_bytes:,} bytes, less than one page of {page_bytes:,}: raise "
-            "kv_cache_memory_bytes or gpu_memory_utilization, or lower block_size."
-        )
-    return count
 
 
 def _eos_token_ids(*configs: dict[str, Any]) -> list[int]:

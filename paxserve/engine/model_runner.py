@@ -44,7 +44,7 @@ class ModelRunner:
         self._specs = ProgramSpecs(model, config, num_pages=pages.num_pages, max_model_len=max_model_len, mesh=mesh)
         self.shape = self._specs.shape
         self._weights = jax.tree.leaves(nnx.state(model))
-        self._slots = SlotTable(self.shape.num_slots, self.shape.max_pages)
+        self._slots = SlotTable(self.shape.num_slots, self.shape.max_pages, self.shape.groups.num_groups)
         self._bias_states: dict[int, tuple[Request, BiasState]] = {}
         has_host = pages.num_host_slots > 0
         self._host_pages = HostPages(pages.num_host_slots, self._specs.moved_pages) if has_host else None

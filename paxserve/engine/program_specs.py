@@ -27,6 +27,7 @@ from paxserve.config import EngineConfig
 from paxserve.engine.batch import Layout, MultiLayout
 from paxserve.engine.buckets import is_essential, multi_layouts, plain_layouts, rich_layouts
 from paxserve.engine.multi_step import make_multi_step
+from paxserve.engine.page_budget import group_layers
 from paxserve.engine.step import DeviceState, RichState, StepShape, make_step
 from sharding.rules import pool_sharding, replicated, weight_sharding
 
@@ -75,10 +76,13 @@ class ProgramSpecs:
         spec = model.cache_spec  # type: ignore[attr-defined]
         page_size, top = config.cache.block_size, config.model.max_logprobs
         self.num_pages = num_pages
+        self.num_layers = spec.num_layers
         self.mesh = mesh
+        groups = group_layers(config, spec, max_model_len)
         self.shape = StepShape(
             num_slots=num_slots,
             max_pages=-(-max_model_len // page_size),
+            groups=groups,
             vocab_size=vocab_size,
             num_top_logprobs=vocab_size if top == -1 else min(top, vocab_size),
             page_size=page_size,
@@ -86,14 +90,14 @@ class ProgramSpecs:
             expert_backend=config.compile.expert_backend,
         )
         self.make_pool: Callable[[], Any] = partial(
-            make_pool, self.shape.backend, num_layers=spec.num_layers, num_pages=num_pages, page_size=page_size,
+            make_pool, self.shape.backend, num_layers=groups.size, num_pages=num_pages, page_size=page_size,
             num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, is_latent=spec.is_latent,
             dtype=jnp.dtype(config.kv_dtype),
         )  # fmt: skip
         self._has_offloading = config.cache.kv_offloading_size > 0
         self._head_dim = spec.head_dim
         self._limits = (budget, num_slots)
-        sizes = (*self._limits, page_size, config.compile.compile_sizes)
+        sizes = (*self._limits, page_size, config.compile.compile_sizes, groups.num_groups)
         self.plain_layouts, self.rich_layouts = plain_layouts(*sizes), rich_layouts(*sizes)
         self.multi_layouts = multi_layouts(*sizes, num_steps=config.scheduler.num_scheduler_steps)
         self._replicated: Sharding | None = None if mesh is None else replicated(mesh)
@@ -101,6 +105,9 @@ class ProgramSpecs:
         if spec.is_latent:
             self.pool_sharding = self._replicated
         """Where each array of the pool goes."""
+        heads_axis = weight_sharding(mesh, (*[None] * 4, "kv_heads")) if mesh else None
+        self._content_sharding: Sharding | None = self._replicated if spec.is_latent else heads_axis
+        """Where what is moved out of or into pages goes: each device has its own heads' part."""
         self._treedef = jax.tree.structure(params)
         variables = jax.tree.leaves(params, is_leaf=lambda node: isinstance(node, nnx.Variable))
         self.weights: list[jax.ShapeDtypeStruct] = [self._described_weight(variable) for variable in variables]
@@ -173,15 +180,33 @@ class ProgramSpecs:
     def _moves(self) -> dict[str, Program]:
         """The programs that move pages from and to host memory; only the second overwrites the pool."""
         (pages,) = self._int32(NUM_MOVES)
-        content = jax.tree.map(lambda leaf: self._described(leaf.shape, leaf.dtype), self.moved_pages)
-        bring_back = partial(import_pages, backend=self.shape.backend)
+        content = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._content_sharding), self.moved_pages
+        )
         return {
-            "export": Program(self._export, (self.pool, pages), (), self.mesh, self._replicated),
-            "import": Program(bring_back, (self.pool, pages, content), (0,), self.mesh, self.pool_sharding),
+            "export": Program(self._export, (self.pool, pages), (), self.mesh, self._content_sharding),
+            "import": Program(self._import, (self.pool, pages, content), (0,), self.mesh, self.pool_sharding),
         }
 
     def _export(self, pool: Any, pages: Int32[Array, " M"]) -> PageContent:
-        return export_pages(pool, pages, self.shape.backend, head_dim=self._head_dim)
+        function = partial(export_pages, backend=self.shape.backend, head_dim=self._head_dim)
+        return self._on_each_shard(function, (self.pool_sharding, self._replicated), self._content_sharding)(
+            pool, pages
+        )
+
+    def _import(self, pool: Any, pages: Int32[Array, " M"], content: PageContent) -> Any:
+        function = partial(import_pages, backend=self.shape.backend)
+        arguments = (self.pool_sharding, self._replicated, self._content_sharding)
+        return self._on_each_shard(function, arguments, self.pool_sharding)(pool, pages, content)
+
+    def _on_each_shard(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], results: Any
+    ) -> Callable[..., Any]:
+        """The function, run by each device on its own heads: what a device has of a pool is a pool of its own."""
+        if self.mesh is None:
+            return function
+        specs = tuple(sharding.spec for sharding in arguments)
+        return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=results.spec, check_vma=False)
 
     def _described(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         """An argument that every device of the mesh has whole."""

@@ -4,6 +4,7 @@
 tokens stay in `state.last_token`, where the next step finds them, so the host can launch it unseen.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float32, Int32
 
 from models.inputs import Batch, PagedKVCache
+from models.layer_groups import LayerGroups
 from pallas_kernels.ragged_paged_attention import AttentionMetadata
 from paxserve.engine import sampler, token_logprobs
 from paxserve.engine.batch import PARAM_COLUMNS, Layout
@@ -53,6 +55,9 @@ class StepShape(NamedTuple):
 
     num_slots: int
     max_pages: int
+    """Columns of a page table."""
+    groups: LayerGroups
+    """Of which each has a page table."""
     vocab_size: int
     num_top_logprobs: int
     page_size: int
@@ -60,9 +65,14 @@ class StepShape(NamedTuple):
     expert_backend: str
 
     @property
+    def num_table_columns(self) -> int:
+        """Columns of the slot table that page tables take."""
+        return self.groups.num_groups * self.max_pages
+
+    @property
     def width(self) -> int:
         """Columns of the slot table."""
-        return self.max_pages + len(PARAM_COLUMNS)
+        return self.num_table_columns + len(PARAM_COLUMNS)
 
 
 def make_step(
@@ -88,7 +98,7 @@ def make_step(
         table = state.table.at[fields["delta_indices"]].set(fields["delta_values"], mode="drop")
         slots = fields["slots"]
         rows = whole(table.reshape(shape.num_slots, shape.width).at[slots].get(mode="fill", fill_value=0))
-        params: dict[str, Array] = dict(zip(PARAM_COLUMNS, rows[:, shape.max_pages :].T, strict=True))
+        params: dict[str, Array] = dict(zip(PARAM_COLUMNS, rows[:, shape.num_table_columns :].T, strict=True))
 
         # 2. Tokens still on the device are named by their slot.
         ids = fields["token_ids"]
@@ -100,6 +110,9 @@ def make_step(
 
         # 3. The model, and the logits of each row's last token.
         cache = PagedKVCache(pool, metadata, shape.backend, shape.expert_backend, shape.page_size, mesh)
+        if shape.groups.num_groups > 1:
+            tables = rows[:, : shape.num_table_columns].reshape(-1, shape.groups.num_groups, shape.max_pages)
+            cache = dataclasses.replace(cache, tables=jnp.swapaxes(tables, 0, 1), groups=shape.groups)
         hidden, cache = model(Batch(ids, fields["positions"]), cache)
         logits_of = partial(_logits, model, mesh=mesh, vocab_size=shape.vocab_size)
         logits = logits_of(hidden[jnp.maximum(cu_q_lens[1:] - 1, 0)])  # [R, V]

@@ -14,10 +14,10 @@ from jax.sharding import Mesh
 
 from models import find_architecture
 from models.layers.moe import EXPERT_AXES, SparseMLP
-from pallas_kernels.ragged_paged_attention import pool_bytes_per_page
 from paxserve.config import EngineConfig, ModelConfig
 from paxserve.engine.attention_choice import settle_attention
-from paxserve.engine.engine_core import count_pages
+from paxserve.engine.kv_cache import PagePool
+from paxserve.engine.page_budget import count_pages, page_bytes
 from paxserve.engine.program_specs import ProgramSpecs
 from paxserve.engine.start import checkpoint_dtype, settle_max_model_len
 from paxserve.errors import ConfigError
@@ -53,14 +53,21 @@ class DescribedEngine:
         return self.specs.num_pages
 
     @property
-    def pool_tokens(self) -> int:
-        """Tokens that the pool holds."""
-        return self.num_pages * self.config.cache.block_size
+    def longest_request(self) -> int:
+        """Tokens of the longest request that the pool holds."""
+        _, budget = self.config.scheduler.limits
+        groups = self.specs.shape.groups
+        pool = PagePool(self.num_pages, self.config.cache.block_size, reaches=groups.reaches)
+        return pool.most_tokens(self.max_model_len, budget)
+
+    def requests_of(self, num_tokens: int) -> float:
+        """How many running requests of so many tokens the pool holds at once."""
+        return self.num_pages / self.specs.shape.groups.pages_for(num_tokens, self.config.cache.block_size, 1)
 
     @property
     def full_length_requests(self) -> float:
         """How many requests of `max_model_len` tokens the pool holds at once."""
-        return self.num_pages / -(-self.max_model_len // self.config.cache.block_size)
+        return self.requests_of(self.max_model_len)
 
 
 def read_hf_config(config: ModelConfig) -> dict[str, Any]:
@@ -161,11 +168,7 @@ def _count_pages(config: EngineConfig, model: Any, max_model_len: int, topology:
     hbm, shards = topology.chip.hbm_bytes, config.parallel.tensor_parallel_size
     allowed = int(hbm * config.cache.gpu_memory_utilization)
     spec = model.cache_spec
-    one_page = pool_bytes_per_page(
-        config.compile.attention_backend, num_layers=spec.num_layers, page_size=config.cache.block_size,
-        num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=jnp.dtype(config.kv_dtype),
-        is_latent=spec.is_latent,
-    )  # fmt: skip
+    one_page = page_bytes(config, spec, max_model_len)
     fixed = config.cache.kv_cache_memory_bytes
     room = fixed if fixed is not None else allowed - weight_bytes
     if weight_bytes + one_page // shards > allowed and config.cache.num_gpu_blocks_override is None:

@@ -212,6 +212,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "max_model_len": engine.max_model_len,
         "block_size": engine.config.cache.block_size,
         "num_pages": engine.num_pages,
+        "page_tables_per_request": engine.specs.shape.groups.num_groups,
         "full_length_requests": engine.full_length_requests,
         "hbm_bytes": engine.topology.chip.hbm_bytes,
         "memory_bytes": plan.memory,

@@ -66,13 +66,16 @@ def print_plan(plan: Plan, given: Mapping[str, Any], *, num_operations: int, con
         f"tensor-parallel over {shards} of {topology.num_devices} devices"
     )
     console.print(_memory_table(plan))
-    tokens, per_request = engine.pool_tokens, engine.max_model_len
+    page_size, groups = engine.config.cache.block_size, engine.specs.shape.groups
+    capacity = f"{engine.num_pages * page_size:,} tokens"
+    if groups.num_groups > 1:
+        capacity = f"{groups.size} of {engine.specs.num_layers} layers each, {groups.num_groups} page tables a request"
     console.print(
-        f"KV pool: {engine.num_pages:,} pages of {engine.config.cache.block_size} tokens ({tokens:,} tokens): "
-        f"{engine.full_length_requests:.1f} requests of {per_request:,} tokens at once"
+        f"KV pool: {engine.num_pages:,} pages of {page_size} tokens ({capacity}): "
+        f"{engine.full_length_requests:.1f} requests of {engine.max_model_len:,} tokens at once"
     )
     if engine.full_length_requests < 1:
-        console.print(f"[red]No request of the full length fits: --max-model-len {tokens} would.[/]")
+        console.print(f"[red]No request of the full length fits: --max-model-len {engine.longest_request} would.[/]")
     console.print(_program_table(plan))
     if any(program.time is None for program in plan.programs):
         console.print("?: this libtpu cannot print the program; the one that jax[tpu] asks for may.")

@@ -71,10 +71,10 @@ def compare_slices(
         except (ConfigError, ValueError) as error:
             answers.append(dataclasses.replace(answer, refusal=str(error)))
             continue
-        work = decode_work(min(own_rows(engine.config), max(1, int(engine.pool_tokens / context))), context)
+        work = decode_work(min(own_rows(engine.config), max(1, int(engine.requests_of(context)))), context)
         refusal = None
         if engine.full_length_requests < 1:
-            most = int(engine.pool_tokens)
+            most = engine.longest_request
             refusal = f"one request of {engine.max_model_len} tokens does not fit: --max-model-len {most} would."
         answers.append(
             dataclasses.replace(

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from typing import Any
 
+from models.layer_groups import pages_for
 from paxserve.beam_search_params import BeamSearchParams
 from paxserve.engine.engine_core import EngineCore
 from paxserve.engine.host_tier import HostTier
@@ -118,7 +119,8 @@ class FeatureBench:
         num_pages = core.model_info.num_pages
         if row["few_pages"]:
             # As many as the longest sequence takes, and a few more.
-            num_pages = min(num_pages, (longest // old.page_size + 3) * len(old.reaches))
+            needed = pages_for(old.reaches, longest, old.page_size, row["max_num_batched_tokens"])
+            num_pages = min(num_pages, needed + 3 * len(old.reaches))
         host = HostTier(old.num_host_slots) if row["kv_offloading"] else None
         pool = PagePool(
             num_pages, old.page_size, enable_prefix_caching=row["enable_prefix_caching"], host=host, reaches=old.reaches

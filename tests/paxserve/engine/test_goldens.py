@@ -74,11 +74,11 @@ def test_golden_matrix(name, page_size, budget, caching):
     check_golden(core, name, together=False)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral_swa"])
+@pytest.mark.parametrize(("name", "num_pages"), [("llama", 30), ("mistral_swa", 18)])
 @pytest.mark.parametrize("caching", [True, False])
-def test_golden_with_preemption(name, caching):
+def test_golden_with_preemption(name, num_pages, caching):
     data = golden_data(name)
-    core = make_core(name, num_gpu_blocks_override=30, block_size=4, enable_prefix_caching=caching)
+    core = make_core(name, num_gpu_blocks_override=num_pages, block_size=4, enable_prefix_caching=caching)
     prompts = [data[f"prompt_{i}"] for i in (1, 1, 1, 2)]
     results = run(core, [request(str(i), prompt) for i, prompt in enumerate(prompts)])
     assert core.stats().num_preemptions > 0

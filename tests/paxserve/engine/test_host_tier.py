@@ -71,12 +71,20 @@ def test_bytes_come_back_as_they_went(dtype):
         np.testing.assert_array_equal(held[:3], np.stack([b[1], a[0], b[0]]))
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", pytest.param("int8", marks=pytest.mark.slow)])
-def test_a_prompt_evicted_from_the_pool_comes_back_from_host_memory(kv_dtype):
+@pytest.mark.parametrize(
+    ("kv_dtype", "tensor"),
+    [
+        ("auto", 1),
+        ("auto", 2),
+        *(pytest.param(dtype, size, marks=pytest.mark.slow) for dtype, size in [("int8", 1), ("int8", 3), ("fp8", 2)]),
+    ],
+)
+def test_a_prompt_evicted_from_the_pool_comes_back_from_host_memory(kv_dtype, tensor):
     """With a pool of two prompts, others push the first one out; its tokens stay the same as if it had stayed."""
     data = golden_data("llama")
     prompts = [data["prompt_1"], *(np.roll(data["prompt_1"], n) for n in (1, 2, 3))]
-    flags = {"block_size": 4, "num_gpu_blocks_override": 24, "kv_cache_dtype": kv_dtype}
+    flags = {"block_size": 4, "num_gpu_blocks_override": 24, "kv_cache_dtype": kv_dtype, "compile_sizes": [32]}
+    flags |= {"tensor_parallel_size": tensor}
     core = make_core("llama", kv_offloading_size=0.001, **flags)
     expected = run(core, [request("first", prompts[0])])["first", 0].token_ids
     assert kv_dtype != "auto" or expected == data["greedy_1"].tolist()

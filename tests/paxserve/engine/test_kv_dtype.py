@@ -7,7 +7,7 @@ import pytest
 
 from models.inputs import CacheSpec
 from paxserve.config import EngineConfig
-from paxserve.engine.engine_core import count_pages
+from paxserve.engine.page_budget import count_pages
 from paxserve.errors import ConfigError
 from paxserve.platform import detect_platform, resolve
 from tests.engine_driver import golden_data, log_softmax, make_core, request, run

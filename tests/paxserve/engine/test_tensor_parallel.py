@@ -12,7 +12,8 @@ from flax import nnx
 from models import find_architecture
 from models.inputs import CacheSpec
 from paxserve.config import EngineConfig
-from paxserve.engine.engine_core import EngineCore, count_pages
+from paxserve.engine.engine_core import EngineCore
+from paxserve.engine.page_budget import count_pages
 from paxserve.engine.program_specs import ProgramSpecs
 from paxserve.errors import ConfigError
 from sharding.mesh import make_mesh
@@ -124,7 +125,9 @@ def test_few_collectives_and_the_pool_in_place():
     assert found == {"all-reduce": 3, "all-to-all": 1, "all-gather": 1}
     pool_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(specs.pool)) // 2
     assert program.memory_analysis().alias_size_in_bytes >= pool_bytes
-    for helper in specs.helpers().values():
+    helpers = describe(2, kv_offloading_size=1.0).helpers()
+    assert {"export", "import"} <= set(helpers)
+    for helper in helpers.values():
         assert not re.search(r" (all-\w+|collective-permute|reduce-scatter)\(", helper.compile().as_text())
 
 
