@@ -25,6 +25,8 @@ VLLM_VARIABLES = {
     "VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT": "chat_template_timeout",
     "VLLM_HTTP_MAX_REQUEST_BODY_SIZE": "max_request_body_bytes",
     "VLLM_ENABLE_RESPONSES_API_STORE": "enable_responses_store",
+    "VLLM_LOGGING_LEVEL": "uvicorn_log_level",
+    "VLLM_CPU_KVCACHE_SPACE": "kv_cache_memory_bytes",
 }
 """Variables of vLLM and the flag that each sets here."""
 
@@ -168,7 +170,7 @@ def from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
         if variable in VLLM_VARIABLES:
             name = VLLM_VARIABLES[variable]
             sys.stderr.write(f"paxserve: {variable} is taken as --{name.replace('_', '-')}.\n")
-            yield name, value
+            yield name, translated(variable, value)
         elif variable == "VLLM_SERVER_DEV_MODE":
             sys.stderr.write("paxserve: VLLM_SERVER_DEV_MODE is not used: admin routes need --admin-api-key.\n")
         elif variable.startswith(PREFIX):
@@ -177,6 +179,18 @@ def from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
                 yield name, value
             else:
                 sys.stderr.write(f"paxserve: {variable} names no flag and is not used.\n")
+
+
+def translated(variable: str, value: str) -> Any:
+    """The value of a variable of vLLM as the flag here has it; None leaves the flag alone."""
+    if variable == "VLLM_LOGGING_LEVEL":
+        return value.lower()
+    if variable != "VLLM_CPU_KVCACHE_SPACE":
+        return value
+    try:
+        return int(float(value) * 2**30) or None  # GiB; 0 is vLLM's default too
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{variable} must be a number of GiB, got {value!r}.") from None
 
 
 def as_arguments(flag: Flag, value: Any) -> list[str]:

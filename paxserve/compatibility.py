@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
 
-from paxserve.arguments import known_flags
+from paxserve.arguments import VLLM_VARIABLES, known_flags
 from paxserve.config import EngineConfig, ModelConfig
 from paxserve.entrypoints import admin
 from paxserve.entrypoints.app import PACKAGES, routers
@@ -21,6 +22,8 @@ from paxserve.entrypoints.protocol.chat import ChatRequest
 from paxserve.entrypoints.protocol.completions import CompletionRequest
 from paxserve.entrypoints.protocol.fields import HARMLESS, REASONS
 from paxserve.entrypoints.protocol.fields import NEUTRAL as NEUTRAL_FIELDS
+from paxserve.entrypoints.protocol.messages import MessagesRequest
+from paxserve.entrypoints.protocol.responses import ResponsesRequest
 from paxserve.messages import ModelInfo
 from paxserve.metrics import Metrics
 from paxserve.vllm_flags import IMPLIED, NEUTRAL, REFUSED
@@ -30,11 +33,21 @@ HEAD = """\
 
 Made by `make readme` from the code and from the names of vLLM {version}'s server (`docs/vllm_surface.json`).
 *Supported* is as in vLLM, *differs* is supported with the difference that is named, *accepted* changes nothing,
-*refused* is answered with an error that names it, and *absent* is not there (404, or no such metric).
+*refused* is answered with an error that names it, and *absent* is not there (404, no such metric, a variable that nothing
+reads).
 """
 
 DOCUMENTS = ("GET /docs", "GET /redoc", "GET /openapi.json")
 """Routes that FastAPI adds by itself."""
+
+
+BODIES: dict[str, type[BaseModel]] = {
+    "completion fields": CompletionRequest,
+    "chat fields": ChatRequest,
+    "responses fields": ResponsesRequest,
+    "messages fields": MessagesRequest,
+}
+"""What each kind of fields is declared in."""
 
 
 class Status(NamedTuple):
@@ -64,12 +77,17 @@ class Surface:
                     status = Status("supported") if name in metrics else self._absent(name)
                 elif kind == "flags":
                     status = flag_status(name)
+                elif kind == "environment":
+                    status = self._variable(name)
                 else:
-                    model = CompletionRequest if kind == "completion fields" else ChatRequest
-                    status = field_status(name, model.model_fields)
+                    status = field_status(name, BODIES[kind].model_fields)
                 if status.word == "supported" and name in self.differences:
                     status = Status("differs", self.differences[name])
                 yield kind, name, status
+
+    def _variable(self, name: str) -> Status:
+        flag = VLLM_VARIABLES.get(name) or ("api_key" if name == "VLLM_API_KEY" else None)
+        return Status("supported", f"as --{flag.replace('_', '-')}") if flag else self._absent(name)
 
     def _absent(self, name: str) -> Status:
         return Status("absent", self.absent[name])

@@ -78,6 +78,18 @@ def test_variables_of_vllm_are_taken_with_a_note(monkeypatch, capsys):
     assert set(VLLM_VARIABLES.values()) <= set(known_flags())
 
 
+def test_variables_of_vllm_with_other_units_are_translated(monkeypatch):
+    variables(monkeypatch, VLLM_LOGGING_LEVEL="WARNING", VLLM_CPU_KVCACHE_SPACE="1.5")
+    engine, server = parse("m")
+    assert engine.cache.kv_cache_memory_bytes == 3 * 2**29
+    assert server.uvicorn_log_level == "warning"
+    variables(monkeypatch, VLLM_CPU_KVCACHE_SPACE="0")
+    assert parse("m")[0].cache.kv_cache_memory_bytes is None
+    variables(monkeypatch, VLLM_CPU_KVCACHE_SPACE="much")
+    with pytest.raises(ConfigError, match="VLLM_CPU_KVCACHE_SPACE must be a number of GiB"):
+        parse("m")
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [("prot: 1", "prot is no flag. Did you mean port?"), ("- a", "must map flags"), ("a: [", "YAML"),
