@@ -33,8 +33,8 @@ HEAD = """\
 
 Made by `make readme` from the code and from the names of vLLM {version}'s server (`docs/vllm_surface.json`).
 *Supported* is as in vLLM, *differs* is supported with the difference that is named, *accepted* changes nothing,
-*refused* is answered with an error that names it, and *absent* is not there (404, no such metric, a variable that nothing
-reads).
+*refused* is answered with an error that names it, and *absent* is not there (404, no such metric, a variable that is
+not read).
 """
 
 DOCUMENTS = ("GET /docs", "GET /redoc", "GET /openapi.json")
