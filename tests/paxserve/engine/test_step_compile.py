@@ -125,6 +125,20 @@ def test_step(case):
         assert max(op.cycles for op in program.operations) < 4.9e6  # products; no weights are copied
 
 
+@pytest.mark.slow
+def test_several_steps_in_one_program_move_nothing():
+    hf_config, slice_ = json.loads((CONFIGS / "llama-3.1-8b.json").read_text()), describe("v6e:1x1")
+    flags = {**FLAGS, "num_scheduler_steps": 8}
+    config = EngineConfig.from_flags(model="llama-3.1-8b", dtype="bfloat16", attention_backend="tpu", **flags)
+    engine = describe_engine(config, hf_config, slice_)
+    compiled = engine.specs.step(engine.specs.multi_layouts[-1]).compile()
+    memory = compiled.memory_analysis()
+    pool = sum(map(shard_bytes, jax.tree.leaves(engine.specs.pool)))
+    assert memory.alias_size_in_bytes >= pool
+    assert memory.temp_size_in_bytes <= 4 * MIB
+    assert pool_sized(engine, compiled.as_text()) == []
+
+
 def test_copies_of_the_pool_would_be_seen():
     engine, compiled, _ = compiled_step(*DEFAULT[-1][:3])
     (pool,) = jax.tree.leaves(engine.specs.pool)
