@@ -96,8 +96,8 @@ class DecodeSet:
                 request.num_computed += number
                 request.num_pending += number
         for request in self._on_page_border(self.age + 1):
-            # All tokens are known only if the last step has been read; else pages are entered when they are.
-            tables.cache_full_pages(request, len(request.token_ids) - 1)
+            if request.num_pending <= count:  # the steps before have been read; else pages are entered when they are
+                tables.cache_full_pages(request, len(request.token_ids) - 1)
         self.age += count
         return step
 
