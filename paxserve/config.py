@@ -124,6 +124,10 @@ class CacheConfig:
     """Keep full pages of finished requests and reuse them for prompts that start alike."""
     kv_offloading_size: float = 0.0
     """GiB of host memory for cached pages that the pool has no room for; they come back instead of being recomputed."""
+    kv_offloading_disk_path: str | None = None
+    """Folder for the pages that go to host memory, found again after a restart; needs kv_offloading_size."""
+    kv_offloading_disk_size: float = 16.0
+    """GiB of that folder; the pages used least recently are deleted."""
     disable_hybrid_kv_cache_manager: bool = False
     """Have layers with a sliding window or chunks keep all pages of a sequence, as layers that see everything do."""
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "int8"] = "auto"
@@ -140,6 +144,10 @@ class CacheConfig:
         _expect(self.kv_offloading_size >= 0, "kv_offloading_size", "at least 0", self.kv_offloading_size)
         if self.kv_offloading_size and not self.enable_prefix_caching:
             raise ConfigError("kv_offloading_size needs enable_prefix_caching: pages are found by what they hold.")
+        size = self.kv_offloading_disk_size
+        _expect(size > 0, "kv_offloading_disk_size", "above 0", size)
+        if self.kv_offloading_disk_path is not None and not self.kv_offloading_size:
+            raise ConfigError("kv_offloading_disk_path needs kv_offloading_size: pages go to disk from host memory.")
         pages = self.num_gpu_blocks_override
         _expect(pages is None or pages >= 1, "num_gpu_blocks_override", "at least 1", pages)
 

@@ -136,6 +136,8 @@ class DecodeStep:
 
     page_copies: tuple[tuple[int, int], ...] = ()
     """No row writes to a page that others read."""
+    page_fills: tuple[tuple[bytes, int], ...] = ()
+    """No request begins."""
 
     def __init__(self, decodes: DecodeSet, count: int) -> None:
         self.decodes = decodes
@@ -145,7 +147,7 @@ class DecodeStep:
         # Whatever was planned before the set was made, the device's table knows it after the first step.
         self.changed = list(decodes._on_page_border(self.age, count)) if self.age else decodes.requests
         """Requests whose pages, or more of them, the device may not know yet."""
-        self.page_saves: list[tuple[int, int]] = []
+        self.page_saves: list[tuple[int, int, bytes]] = []
         self.page_loads: list[tuple[int, int]] = []
 
     @property

@@ -35,6 +35,10 @@ GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_pen
                        "frequency_penalty", "max_new_tokens")  # fmt: skip
 
 
+IDLE_SECONDS = 0.05
+"""How long a step waits for pages from disk at most, if it has nothing else to do."""
+
+
 class EngineCore(Profiling):
     """One model on one device or several, its scheduler and its pipeline of launched steps."""
 
@@ -62,7 +66,7 @@ class EngineCore(Profiling):
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
         config = settle_attention(config, model, max_model_len, was_auto=is_backend_open)
         clock.end("load")
-        pool = make_page_pool(config, platform, model.cache_spec, max_model_len)
+        pool = make_page_pool(config, platform, checkpoint, model.cache_spec, max_model_len)
         self.runner = ModelRunner(model, config, pool, max_model_len=max_model_len, mesh=mesh)
         self.runner.compile(cache_folder)
         clock.end("compile")
@@ -158,6 +162,8 @@ class EngineCore(Profiling):
                 launch = self.runner.launch(scheduled)
             self._launched.append(launch)
             self._padding_tokens += launch.layout.num_tokens * scheduled.count - scheduled.num_tokens
+        elif not self._launched and self.scheduler.pool.disk is not None:
+            self.scheduler.pool.disk.wait(IDLE_SECONDS)
         launched = time.perf_counter()
         self._add_seconds(schedule=planned - started, launch=launched - planned)
         if self._launched and (scheduled is None or len(self._launched) >= self._depth):
@@ -174,18 +180,18 @@ class EngineCore(Profiling):
 
     def sleep(self) -> bool:
         """Free the device's memory until `wake_up`; False, and nothing done, while requests run or while asleep."""
-        return self._fall_asleep(self.runner.sleep)
+        return self._fall_asleep(self.runner.sleep, keeps_disk=True)
 
     def discard(self) -> bool:
         """The same, and throw the weights away: `wake_up` reads them from the checkpoint."""
-        return self._fall_asleep(self.runner.discard)
+        return self._fall_asleep(self.runner.discard, keeps_disk=False)
 
-    def _fall_asleep(self, free_memory: Callable[[], None]) -> bool:
+    def _fall_asleep(self, free_memory: Callable[[], None], *, keeps_disk: bool) -> bool:
         if self._is_asleep or self.scheduler.has_unfinished():
             return False
         while self._launched:  # what was aborted in mid-step
             self._aborted = list(self.step())
-        self.scheduler.reset_prefix_cache()
+        self.scheduler.reset_prefix_cache(keeps_disk=keeps_disk)
         free_memory()
         self._is_asleep = True
         return True

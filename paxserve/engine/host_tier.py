@@ -15,7 +15,7 @@ class HostTier:
         # Ordered by last use: the front is replaced first.
         self._slot_of: OrderedDict[bytes, int] = OrderedDict()
         self._free = list(range(num_slots - 1, -1, -1))
-        self._saves: list[tuple[int, int]] = []
+        self._saves: list[tuple[int, int, bytes]] = []
         self._loads: list[tuple[int, int]] = []
         self._pinned: set[bytes] = set()
 
@@ -26,8 +26,8 @@ class HostTier:
         return digest in self._slot_of
 
     @property
-    def pending_saves(self) -> list[tuple[int, int]]:
-        """(page, slot) of what the next step will save first."""
+    def pending_saves(self) -> list[tuple[int, int, bytes]]:
+        """(page, slot, hash) of what the next step will save first."""
         return list(self._saves)
 
     def slot_of(self, digest: bytes) -> int:
@@ -47,7 +47,7 @@ class HostTier:
                 return
             slot = self._slot_of.pop(oldest)
         self._slot_of[digest] = slot
-        self._saves.append((page, slot))
+        self._saves.append((page, slot, digest))
 
     def pin(self, hashes: Sequence[bytes]) -> None:
         """Keep these until the next step, whatever else is evicted."""
@@ -58,8 +58,8 @@ class HostTier:
         self._slot_of.move_to_end(digest)
         self._loads.append((self._slot_of[digest], page))
 
-    def take_moves(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """(page, slot) of what to save and (slot, page) of what to load since last time, in this order."""
+    def take_moves(self) -> tuple[list[tuple[int, int, bytes]], list[tuple[int, int]]]:
+        """(page, slot, hash) of what to save and (slot, page) of what to load since last time, in this order."""
         moves = self._saves, self._loads
         self._saves, self._loads, self._pinned = [], [], set()
         return moves

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from models.layer_groups import Reach, pages_for
+from paxserve.engine.disk_tier import DiskTier
 from paxserve.engine.host_tier import HostTier
 from paxserve.engine.prefix_cache import PrefixCache
 from paxserve.errors import OutOfPages
@@ -24,6 +25,7 @@ class PagePool:
         *,
         enable_prefix_caching: bool = True,
         host: HostTier | None = None,
+        disk: DiskTier | None = None,
         reaches: Sequence[Reach] = (Reach(),),
     ) -> None:
         """`reaches` are those of the groups of layers that the pages are shared out to."""
@@ -32,6 +34,7 @@ class PagePool:
         self.reaches = tuple(reaches)
         self.prefix_cache = PrefixCache() if enable_prefix_caching else None
         self.host = host
+        self.disk = disk
         self._ref_counts = [0] * num_pages
         # Ordered by when a page was freed: the front is evicted first.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
@@ -115,12 +118,14 @@ class PagePool:
         """How many of these pages are on the free list: holding them leaves fewer to allocate."""
         return sum(1 for page in pages if self._ref_counts[page] == 0)
 
-    def reset_prefix_cache(self) -> None:
-        """Forget all cached content; pages in use stay with their requests."""
+    def reset_prefix_cache(self, *, keeps_disk: bool = False) -> None:
+        """Forget all cached content, but perhaps what is on disk; pages in use stay with their requests."""
         if self.prefix_cache is not None:
             self.prefix_cache.clear()
         if self.host is not None:
             self.host.clear()
+        if self.disk is not None and not keeps_disk:
+            self.disk.clear()
 
     def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:
         """Assert that the counts are exactly what the given page lists (one a request) add up to."""

@@ -1,6 +1,6 @@
 """The device side of the engine: compiles every program up front, launches steps, reads their results."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array
 
+from pallas_kernels.ragged_paged_attention import PageContent
 from paxserve.config import EngineConfig
 from paxserve.engine.batch import Layout, SlotTable, needs_rich, pack
 from paxserve.engine.buckets import fitting
@@ -47,7 +48,7 @@ class ModelRunner:
         self._slots = SlotTable(self.shape.num_slots, self.shape.max_pages, self.shape.groups.num_groups)
         self._bias_states: dict[int, tuple[Request, BiasState]] = {}
         has_host = pages.num_host_slots > 0
-        self._host_pages = HostPages(pages.num_host_slots, self._specs.moved_pages) if has_host else None
+        self._host_pages = HostPages(pages.num_host_slots, self._specs.moved_pages, pages.disk) if has_host else None
         self._programs: Programs
         self._pool: Any = None
         self._state: DeviceState
@@ -110,8 +111,8 @@ class ModelRunner:
         """Start a step on the device without waiting for it or for any step before it."""
         is_rich = isinstance(step, ScheduledStep) and needs_rich(step)
         layout: Layout = self._programs.choose(self._layouts(step, is_rich=is_rich))
-        if step.page_saves or step.page_loads:
-            self._move_pages(step)
+        if self._host_pages is not None:
+            self._move_pages(step, self._host_pages)
         if step.page_copies:
             self._copy_pages(list(step.page_copies))
         indices, values = self._table_changes(step, layout)
@@ -186,18 +187,23 @@ class ModelRunner:
         padded[1, : len(values)] = values
         self._state = self._programs["update"](self._state, padded[0], padded[1])
 
-    def _move_pages(self, step: ScheduledStep | DecodeStep) -> None:
+    def _move_pages(self, step: ScheduledStep | DecodeStep, host: HostPages) -> None:
         """Save pages into host memory, then bring others back; nothing waits but for what is still on its way out."""
-        host, num_pages = self._host_pages, self._specs.num_pages
-        assert host is not None
         for start in range(0, len(step.page_saves), NUM_MOVES):
-            pages, slots = zip(*step.page_saves[start : start + NUM_MOVES], strict=True)
+            pages, slots, keys = zip(*step.page_saves[start : start + NUM_MOVES], strict=True)
             padded = np.array([*pages, *[pages[0]] * (NUM_MOVES - len(pages))], np.int32)
-            host.put(slots, self._programs["export"](self._pool, padded))
+            host.put(slots, self._programs["export"](self._pool, padded), keys)
+        host.settle()
         for start in range(0, len(step.page_loads), NUM_MOVES):
             slots, pages = zip(*step.page_loads[start : start + NUM_MOVES], strict=True)
-            padded = np.array([*pages, *[num_pages] * (NUM_MOVES - len(pages))], np.int32)
-            self._pool = self._programs["import"](self._pool, padded, host.get(slots, NUM_MOVES))
+            self._import_pages(pages, host.get(slots, NUM_MOVES))
+        for start in range(0, len(step.page_fills), NUM_MOVES):
+            contents, pages = zip(*step.page_fills[start : start + NUM_MOVES], strict=True)
+            self._import_pages(pages, host.unpack(contents, NUM_MOVES))
+
+    def _import_pages(self, pages: Sequence[int], content: PageContent) -> None:
+        padded = np.array([*pages, *[self._specs.num_pages] * (NUM_MOVES - len(pages))], np.int32)
+        self._pool = self._programs["import"](self._pool, padded, content)
 
     def _copy_pages(self, copies: list[tuple[int, int]]) -> None:
         for start in range(0, len(copies), NUM_COPIES):

@@ -1,7 +1,11 @@
 """How many pages an engine has, on the device and in host memory, how large they are, and which layers share one."""
 
+import hashlib
+import json
+import logging
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import jax.numpy as jnp
 
@@ -9,10 +13,18 @@ from models.inputs import CacheSpec
 from models.layer_groups import LayerGroups
 from pallas_kernels.ragged_paged_attention import pool_bytes_per_page
 from paxserve.config import EngineConfig
+from paxserve.engine.disk_folder import DiskFolder
+from paxserve.engine.disk_tier import DiskTier
 from paxserve.engine.host_tier import HostTier
 from paxserve.engine.kv_cache import PagePool
 from paxserve.errors import ConfigError
+from paxserve.loaders.checkpoint import Checkpoint
 from paxserve.platform import Platform, kv_pool_bytes
+
+logger = logging.getLogger(__name__)
+
+FETCHED_BYTES = 2**27
+"""Most that is read from disk for one request before it starts: what it needs beyond that is computed."""
 
 
 def group_layers(config: EngineConfig, spec: CacheSpec, max_model_len: int) -> LayerGroups:
@@ -36,7 +48,9 @@ def page_bytes(config: EngineConfig, spec: CacheSpec, max_model_len: int, backen
         ) from error
 
 
-def make_page_pool(config: EngineConfig, platform: Platform, spec: CacheSpec, max_model_len: int) -> PagePool:
+def make_page_pool(
+    config: EngineConfig, platform: Platform, checkpoint: Checkpoint, spec: CacheSpec, max_model_len: int
+) -> PagePool:
     """The engine's pages, none of them held."""
     cache = config.cache
     return PagePool(
@@ -44,6 +58,7 @@ def make_page_pool(config: EngineConfig, platform: Platform, spec: CacheSpec, ma
         cache.block_size,
         enable_prefix_caching=cache.enable_prefix_caching,
         host=_host_tier(config, spec, max_model_len),
+        disk=_disk_tier(config, checkpoint, spec, max_model_len),
         reaches=group_layers(config, spec, max_model_len).reaches,
     )
 
@@ -58,6 +73,45 @@ def _host_tier(config: EngineConfig, spec: CacheSpec, max_model_len: int) -> Hos
     if size < own:
         raise ConfigError(f"kv_offloading_size must be at least a page of {own / 2**30:.6f} GiB.")
     return HostTier(size // own)
+
+
+def _disk_tier(config: EngineConfig, checkpoint: Checkpoint, spec: CacheSpec, max_model_len: int) -> DiskTier | None:
+    """The tier on disk, if there is to be one."""
+    path = config.cache.kv_offloading_disk_path
+    if path is None:
+        return None
+    own = page_bytes(config, spec, max_model_len, "reference")
+    most = int(config.cache.kv_offloading_disk_size * 2**30)
+    if most < 2 * own:
+        raise ConfigError(f"kv_offloading_disk_size must have room for two pages of {own / 2**30:.6f} GiB.")
+    groups = group_layers(config, spec, max_model_len)
+    fingerprint = kv_fingerprint(config, checkpoint, spec, groups, max_model_len)
+    folder = DiskFolder(Path(path).expanduser(), most, fingerprint)
+    logger.info("%d pages of this model are in %s", len(folder), path)
+    return DiskTier(folder, most_fetched=max(groups.num_groups, FETCHED_BYTES // own))
+
+
+def kv_fingerprint(
+    config: EngineConfig, checkpoint: Checkpoint, spec: CacheSpec, groups: LayerGroups, max_model_len: int
+) -> str:
+    """A name for all that a page's bytes depend on besides its tokens: weights, types, shapes, lengths.
+
+    Weights are known by their files: names, sizes and times.
+    """
+    path = checkpoint.path
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    stats = [(file.name, file.stat()) for file in files if file.is_file()]
+    facts = {
+        "files": [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats],
+        "configuration": checkpoint.hf_config,
+        "random weights": config.model.seed if config.model.load_format == "dummy" else None,
+        "types": [config.model.dtype, config.kv_dtype],
+        "shapes": [spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.is_latent, config.cache.block_size],
+        "groups": [groups.group_of, groups.index_of, groups.size],
+        "max_model_len": max_model_len,
+    }
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def count_pages(config: EngineConfig, spec: CacheSpec, max_model_len: int, bytes_allowed: Callable[[], int]) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from models.layer_groups import Reach
+from paxserve.engine.disk_tier import Fetch
 from paxserve.engine.kv_cache import PagePool
 from paxserve.engine.request import Request, Status
 from paxserve.engine.step_plan import StepPlan
@@ -25,7 +26,7 @@ class Found(NamedTuple):
     firsts: list[int]
     """For each kind of group, the first page that its layers still see."""
     loads: list[tuple[int, int, bytes]]
-    """(group, place in its table, key) of pages that come from host memory."""
+    """(group, place in its table, key) of pages that come from host memory or disk."""
 
     @property
     def pages(self) -> list[int]:
@@ -52,6 +53,8 @@ class PageTables:
         self._sees_all = [group for reach, groups in self._kinds if not reach.is_limited for group in groups]
         self.is_limited = any(reach.is_limited for reach in kinds)
         """Whether `give_back` has anything to do."""
+        self._fetches: dict[Request, Fetch] = {}
+        """What is being read from disk for requests that wait."""
         # The hash of some tokens stands for a page in each group; nothing is added where there is one group.
         self._suffixes = [bytes([group]) if self.num_groups > 1 else b"" for group in range(self.num_groups)]
 
@@ -64,19 +67,29 @@ class PageTables:
             shared = self._shared_with(leader, request.prompt_len - 1)
             if shared is not None:
                 return shared
-        cache, host, page_size = self.pool.prefix_cache, self.pool.host, self.pool.page_size
-        if cache is None or request.wants_prompt_logprobs:
+        if self.pool.prefix_cache is None or request.wants_prompt_logprobs:
             return self._found(0)
+        page_size = self.pool.page_size
         hashes = request.page_hashes((request.num_tokens - 1) // page_size, page_size)
-        count = self._num_known(hashes)
-        found = self._found(count * page_size)
+        while True:
+            found = self._cached(hashes, self._num_known(hashes))
+            excess = len(self._on_disk(found)) - (self.pool.disk.most_fetched if self.pool.disk else 0)
+            if excess <= 0:
+                return found
+            # More than may be read for one request at once: make do with a shorter beginning.
+            hashes = hashes[: found.num_tokens // page_size - -(-excess // self.num_groups)]
+
+    def _cached(self, hashes: list[bytes], count: int) -> Found:
+        """Where the first `count` pages are, as far as they are still seen; all of them are known."""
+        cache = self.pool.prefix_cache
+        assert cache is not None
+        found = self._found(count * self.pool.page_size)
         for (_, groups), first in zip(self._kinds, found.firsts, strict=True):
             for group in groups:
                 table, suffix = found.tables[group], self._suffixes[group]
                 for place in range(first, count):
                     page = cache.page_of(hashes[place] + suffix)
                     if page is None:
-                        assert host is not None
                         found.loads.append((group, place, hashes[place] + suffix))
                         page = NO_PAGE
                     table.append(page)
@@ -125,13 +138,43 @@ class PageTables:
         return None
 
     def _is_known(self, digest: bytes, groups: list[int]) -> bool:
-        cache, host = self.pool.prefix_cache, self.pool.host
+        cache, host, disk = self.pool.prefix_cache, self.pool.host, self.pool.disk
         assert cache is not None
         for group in groups:
             key = digest + self._suffixes[group]
-            if cache.page_of(key) is None and (host is None or key not in host):
+            if cache.page_of(key) is None and (host is None or key not in host) and (disk is None or key not in disk):
                 return False
         return True
+
+    # What must be read from disk first
+
+    def _on_disk(self, found: Found) -> list[bytes]:
+        """What is neither on the device nor in host memory."""
+        host = self.pool.host
+        return [key for _, _, key in found.loads if host is None or key not in host]
+
+    def is_at_hand(self, request: Request, found: Found) -> bool:
+        """Whether all that was found can be used now; if not, the rest of it is being read, or waits for its turn."""
+        if self.pool.disk is None or not (keys := self._on_disk(found)):
+            return True
+        fetch = self.pool.disk.fetch(keys, self._fetches.get(request))
+        if fetch is None:
+            return False
+        self._fetches[request] = fetch
+        # What turns out to be damaged is not found the next time.
+        return fetch.is_done and all(fetch.content(key) is not None for key in keys)
+
+    def forget(self, request: Request) -> None:
+        """Nothing needs to be read for this request any more."""
+        if fetch := self._fetches.pop(request, None):
+            assert self.pool.disk is not None
+            self.pool.disk.end(fetch)
+
+    def reset(self, *, keeps_disk: bool = False) -> None:
+        """Forget all cached content, but perhaps what is on disk, while no request runs."""
+        for request in list(self._fetches):
+            self.forget(request)
+        self.pool.reset_prefix_cache(keeps_disk=keeps_disk)
 
     # Pages for a request
 
@@ -152,20 +195,28 @@ class PageTables:
         request.num_computed = found.num_tokens
         request.shares_last_page = found.num_tokens % pool.page_size > 0
         if found.loads:
-            self._load(found)
+            self._load(found, self._fetches.get(request))
+        self.forget(request)
         has_pages = self.grow(request, num_tokens, plan)
         assert has_pages, "pages were counted wrongly"
 
-    def _load(self, found: Found) -> None:
-        """Have pages brought back from host memory; later rows may already share them, as the step runs after that."""
-        host, cache = self.pool.host, self.pool.prefix_cache
+    def _load(self, found: Found, fetch: Fetch | None) -> None:
+        """Have pages brought back; later rows may already share them, as the step runs after that."""
+        host, disk, cache = self.pool.host, self.pool.disk, self.pool.prefix_cache
         assert host is not None
         assert cache is not None
-        host.pin([key for _, _, key in found.loads])  # taking pages may put others into host memory
+        kept = {key for _, _, key in found.loads if key in host}
+        host.pin(list(kept))  # taking pages may put others into host memory
         for (group, place, key), page in zip(found.loads, self.pool.allocate(len(found.loads)), strict=True):
             found.tables[group][place] = page
-            host.load(key, page)
             cache.insert(key, page)
+            if key in kept:
+                host.load(key, page)
+                continue
+            content = None if fetch is None else fetch.content(key)
+            assert disk is not None
+            assert content is not None, "a page was taken for one at hand"
+            disk.fill(content, page)
 
     def grow(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
         """Give the request the pages for `num_tokens` tokens, the next on pages of its own, if there are enough.

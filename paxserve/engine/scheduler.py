@@ -138,11 +138,11 @@ class Scheduler:
         """Whether any request waits or runs."""
         return bool(self._requests)
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False, and nothing done, while pages are in use."""
+    def reset_prefix_cache(self, *, keeps_disk: bool = False) -> bool:
+        """Forget all cached prefixes, but perhaps those on disk; False, and nothing done, while pages are in use."""
         if self.pool.num_in_use:
             return False
-        self.pool.reset_prefix_cache()
+        self.tables.reset(keeps_disk=keeps_disk)
         return True
 
     # One step
@@ -369,6 +369,8 @@ class Scheduler:
                 return None
             if self._is_long(request) and plan.num_long_partial >= self.max_long_partial_prefills:
                 return None
+        if not self.tables.is_at_hand(request, found):
+            return None
         if not self.tables.has_room(found, num_computed + count):
             return 0
         self.tables.start(request, found, num_computed + count, plan)
@@ -413,7 +415,8 @@ class Scheduler:
         self._stats.num_steps += 1
         self._stats.last_step_tokens = sum(plan.counts.values())
         saves, loads = self.pool.host.take_moves() if self.pool.host is not None else ([], [])
-        return ScheduledStep(rows, list(plan.copies), saves, loads)
+        fills = self.pool.disk.take_fills() if self.pool.disk is not None else []
+        return ScheduledStep(rows, list(plan.copies), saves, loads, fills)
 
     def _preempt(self, request: Request) -> None:
         """Take a running request's pages away; it will be computed again from its tokens."""
@@ -506,6 +509,7 @@ class Scheduler:
             self._release(request)
         else:
             self.waiting.remove(request)
+            self.tables.forget(request)
         request.status = Status.FINISHED
         request.finish_reason = reason
         choices = self._requests[request.request_id]

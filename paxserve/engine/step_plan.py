@@ -29,10 +29,12 @@ class ScheduledStep:
     rows: list[ScheduledRow]
     page_copies: list[tuple[int, int]]
     """(from, to): pages to copy, in this order, before the step runs."""
-    page_saves: list[tuple[int, int]] = field(default_factory=list)
-    """(page, slot): pages to save into host memory before anything else, as they are about to be overwritten."""
+    page_saves: list[tuple[int, int, bytes]] = field(default_factory=list)
+    """(page, slot, hash): pages to save into host memory before anything else, as they are about to be overwritten."""
     page_loads: list[tuple[int, int]] = field(default_factory=list)
     """(slot, page): pages to bring back from there, after the saves and before the copies."""
+    page_fills: list[tuple[bytes, int]] = field(default_factory=list)
+    """(bytes, page): pages that come from disk, at the same point."""
 
     @property
     def count(self) -> int:

@@ -19,12 +19,12 @@ def test_the_least_recently_used_is_replaced():
     tier.keep(A, 10)
     tier.keep(B, 11)
     tier.keep(A, 12)  # is there already
-    assert tier.take_moves() == ([(10, 0), (11, 1)], [])
+    assert tier.take_moves() == ([(10, 0, A), (11, 1, B)], [])
     tier.keep(C, 13)
     assert A in tier
     assert C in tier
     assert B not in tier
-    assert tier.take_moves() == ([(13, 1)], [])
+    assert tier.take_moves() == ([(13, 1, C)], [])
     tier.check_integrity()
 
 

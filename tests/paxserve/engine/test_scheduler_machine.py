@@ -141,7 +141,7 @@ class Device:
         return is_unread and outputs[-1] in request.stop_token_ids and len(outputs) > params.min_tokens
 
     def save(self, saves):
-        for page, slot in saves:
+        for page, slot, _ in saves:
             self.slots[slot] = list(self.cells[page])
 
     def _plan(self, row, source, pool, written):
@@ -495,7 +495,7 @@ class EngineMachine(RuleBasedStateMachine):
         host, size = self.pool.host, self.pool.page_size
         if host is None:
             return
-        coming = {slot: page for page, slot in host.pending_saves}
+        coming = {slot: page for page, slot, _ in host.pending_saves}
         for request in (*self.scheduler.running, *self.scheduler.waiting):
             for group in range(len(self.pool.reaches)):
                 prefix = root_of(self.sources[request.request_id], group)
