@@ -68,6 +68,11 @@ def on_disk(folder, prompt, places):
     return hashes
 
 
+def take_in(scheduler, step):
+    is_decode = isinstance(step, DecodeStep)
+    scheduler.update(step, np.full((1, step.num_rows), 7) if is_decode else [RowResult(7) for _ in step.rows])
+
+
 def test_a_request_waits_for_its_pages_and_others_pass_it(folder):
     disk = Disk(folder)
     scheduler = scheduler_on(disk)
@@ -77,11 +82,12 @@ def test_a_request_waits_for_its_pages_and_others_pass_it(folder):
     assert [row.request for row in step.rows] == [other]
     scheduler.update(step, [RowResult(7)])
     disk.gate.set()
-    disk.wait(10)
     while waits.num_computed == 0:
-        step = scheduler.schedule()
+        if (step := scheduler.schedule()) is None:
+            disk.wait(1)  # the other has ended
+            continue
         scheduler.check_integrity()
-        scheduler.update(step, [RowResult(7) for _ in step.rows])
+        take_in(scheduler, step)
     assert waits.num_cached_tokens == 16
     scheduler.check_integrity()
 
@@ -146,9 +152,7 @@ def test_an_aborted_request_gives_its_place_to_the_next(folder):
             disk.wait(1)
             continue
         count += sum(row.start == 8 for row in step.rows)
-        is_decode = isinstance(step, DecodeStep)
-        results = np.full((1, step.num_rows), 7) if is_decode else [RowResult(7) for _ in step.rows]
-        scheduler.update(step, results)
+        take_in(scheduler, step)
     assert count >= MOST_FETCHES
     assert not disk._fetches
 
