@@ -94,11 +94,11 @@ def test_a_request_waits_for_its_pages_and_others_pass_it(folder):
 
 def test_what_comes_from_disk_goes_into_the_pages_of_the_step(folder):
     disk = Disk(folder)
-    disk.gate.set()
     scheduler = scheduler_on(disk)
     on_disk(folder, range(17), range(4))
     reads = add(scheduler, 0, range(17))
     assert scheduler.schedule() is None
+    disk.gate.set()
     for fetch in disk._fetches:
         for read in fetch.reads:
             read.result(10)
