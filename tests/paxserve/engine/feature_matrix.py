@@ -24,6 +24,7 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "max_num_seqs": (6, 3),
     "partial_prefills": ((1, 0), (3, 9)),
     "short_prompt_share": (0.25, 0.0),
+    "num_scheduler_steps": (1, 4),
     "priorities": (False, True),
     "beside": ("nothing", "sampled", "choices", "beams"),
 }
@@ -113,6 +114,7 @@ class FeatureBench:
             max_num_partial_prefills=most_partial,
             long_prefill_token_threshold=threshold,
             short_prompt_share=row["short_prompt_share"],
+            num_scheduler_steps=row["num_scheduler_steps"],
         )
         core.config = dataclasses.replace(config, scheduler=settings)
         longest = core.model_info.max_model_len

@@ -10,7 +10,9 @@ from paxserve.engine.engine_core import EngineCore
 from tests.engine_driver import GOLDENS, golden_data, make_core
 from tests.paxserve.engine.feature_matrix import SETTINGS, FeatureBench, every, is_allowed, pairwise
 
-FLAGS = {"block_size": 4, "max_num_seqs": 6, "compile_sizes": [32], "kv_offloading_size": 0.0005}
+FLAGS = {
+    "block_size": 4, "max_num_seqs": 6, "compile_sizes": [32], "kv_offloading_size": 0.0005, "num_scheduler_steps": 4,
+}  # fmt: skip
 
 
 def golden_cases(name: str) -> tuple[list[list[int]], list[list[int]]]:
@@ -20,18 +22,15 @@ def golden_cases(name: str) -> tuple[list[list[int]], list[list[int]]]:
 
 def check_rows(core: EngineCore, rows, prompts, expected) -> None:
     """All rows, and that they were what they say: pages were found, brought back and taken away."""
-    bench, has_host = FeatureBench(core), core.scheduler.pool.num_host_slots > 0
+    bench = FeatureBench(core)
     hits = restored = preempted = 0
     for row in rows:
-        if row["kv_offloading"] and not has_host:
-            continue
         bench.check_row(row, prompts, expected)
         stats = core.stats()
         hits += stats.prefix_cache_hits
         restored += stats.offloaded_hits
         preempted += stats.num_preemptions
-    assert min(hits, preempted) > 0, (hits, preempted)
-    assert (restored > 0) == has_host
+    assert min(hits, restored, preempted) > 0, (hits, restored, preempted)
 
 
 def test_every_two_values_meet():
@@ -54,7 +53,7 @@ def test_goldens(name):
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3_text", "qwen3_moe", "deepseek_v2_lite"])
 @pytest.mark.parametrize("flags", [
     {"attention_backend": "reference"}, {"kv_cache_dtype": "float32"},
-    {"tensor_parallel_size": 2, "kv_offloading_size": 0.0},
+    {"tensor_parallel_size": 2}, {"disable_hybrid_kv_cache_manager": True},
     {"block_size": 16, "kv_offloading_size": 0.002}, {"compile_sizes": [1, 4, 8]},
 ])  # fmt: skip
 def test_goldens_with_other_programs(name, flags):
@@ -65,12 +64,12 @@ def test_goldens_with_other_programs(name, flags):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [
-    {}, {"kv_cache_dtype": "float32", "tensor_parallel_size": 3, "kv_offloading_size": 0.0},
+    {}, {"kv_cache_dtype": "float32", "tensor_parallel_size": 3},
 ])  # fmt: skip
 def test_smollm2(flags):
     flags = {
         "max_num_seqs": 6, "max_model_len": 160, "compile_sizes": [8], "max_num_batched_tokens": 32,
-        "kv_offloading_size": 0.1, "num_gpu_blocks_override": 64, **flags,
+        "num_scheduler_steps": 4, "kv_offloading_size": 0.1, "num_gpu_blocks_override": 64, **flags,
     }  # fmt: skip
     core = EngineCore(EngineConfig.from_flags(model="smollm2-135m-instruct", **flags))
     paths = json.loads((GOLDENS / "real" / "smollm2-135m-instruct.json").read_text())["greedy"][:4]
