@@ -34,7 +34,7 @@ class _Tokens:
     def results(self, step: ScheduledStep | DecodeStep) -> Any:
         """What the scheduler takes in."""
         if isinstance(step, DecodeStep):
-            return np.full(step.num_rows, OUTPUT_TOKEN)
+            return np.full((1, step.num_rows), OUTPUT_TOKEN)
         return [RowResult(OUTPUT_TOKEN, self._candidates(row.request.params.logprobs)) for row in step.rows]
 
     def _candidates(self, count: int | None) -> TokenLogprobs | None:

@@ -68,7 +68,7 @@ def test_goldens_with_other_programs(name, flags):
 ])  # fmt: skip
 def test_smollm2(flags):
     flags = {
-        "max_num_seqs": 6, "max_model_len": 160, "compile_sizes": [8], "max_num_batched_tokens": 32,
+        "max_num_seqs": 6, "max_model_len": 96, "block_size": 16, "compile_sizes": [8], "max_num_batched_tokens": 32,
         "num_scheduler_steps": 4, "kv_offloading_size": 0.1, "num_gpu_blocks_override": 64, **flags,
     }  # fmt: skip
     core = EngineCore(EngineConfig.from_flags(model="smollm2-135m-instruct", **flags))
