@@ -1,11 +1,9 @@
 """Arcee (AFM): Llama's layer with a plain MLP of squared ReLUs."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from models import llama
 from models.layers.causal_lm import CausalLM
-from models.layers.config import DecoderConfig
 from models.layers.decoder import DecoderLayer
 from models.layers.dense_layer import dense_layer
 from models.layers.initializer import Initializer
@@ -16,18 +14,11 @@ load_map = LLAMA_LOAD_MAP
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(DecoderConfig):
-    """Arcee's configuration; it knows no sliding window."""
+class Config(llama.Config):
+    """Arcee's configuration: Llama's with other defaults."""
 
     hidden_act: str = "relu2"
     rms_norm_eps: float = 1e-5
-    attention_bias: bool = False
-    mlp_bias: bool = False
-
-    @classmethod
-    def derive(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Leaves out what transformers does not read for this family."""
-        return super().derive(config) | {"sliding_window": None, "layer_types": ()}
 
 
 class Model(CausalLM[Config]):

@@ -16,7 +16,7 @@ load_map = {**LLAMA_LOAD_MAP, **FUSED_GATE_UP_LOAD_MAP}
 
 @dataclass(frozen=True, kw_only=True)
 class Config(DecoderConfig):
-    """GLM's configuration."""
+    """GLM's configuration, and GLM-4-0414's."""
 
     head_dim: int = 128
     rms_norm_eps: float = 1.5625e-07

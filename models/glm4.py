@@ -1,11 +1,7 @@
 """GLM-4: norms on both sides of each block, half of each head rotated in neighbouring pairs, gate and up fused."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
+from models.glm import Config as Config
 from models.layers.causal_lm import CausalLM
-from models.layers.config import DecoderConfig
 from models.layers.decoder import DecoderLayer
 from models.layers.dense_layer import dense_layer
 from models.layers.initializer import Initializer
@@ -17,20 +13,6 @@ load_map = {
     "layers.*.attention_post_norm.weight": stored("model.layers.*.post_self_attn_layernorm.weight"),
     "layers.*.mlp_post_norm.weight": stored("model.layers.*.post_mlp_layernorm.weight"),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config(DecoderConfig):
-    """GLM-4's configuration."""
-
-    head_dim: int = 128
-    rms_norm_eps: float = 1.5625e-07
-    attention_bias: bool = True
-
-    @classmethod
-    def derive(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Adds the share of a head that rotates, where it is left out."""
-        return super().derive({"partial_rotary_factor": 0.5} | dict(config))
 
 
 class Model(CausalLM[Config]):
