@@ -85,8 +85,18 @@ class DecodedTokens(msgspec.Struct, array_like=True):
     def __len__(self) -> int:
         return len(self.request_ids)
 
+    def columns(self) -> tuple[list[str], list[int], list[list[int]]]:
+        """Requests, choices, and what each got."""
+        return self.request_ids, self.indices, self.new_token_ids
+
+    def append(self, request_id: str, index: int, tokens: list[int]) -> None:
+        """Add one choice's tokens."""
+        self.request_ids.append(request_id)
+        self.indices.append(index)
+        self.new_token_ids.append(tokens)
+
     def __iter__(self) -> Iterator[EngineOutput]:
-        for request_id, index, tokens in zip(self.request_ids, self.indices, self.new_token_ids, strict=True):
+        for request_id, index, tokens in zip(*self.columns(), strict=True):
             yield EngineOutput(request_id=request_id, index=index, new_token_ids=tokens)
 
 

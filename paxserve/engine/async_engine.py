@@ -79,6 +79,7 @@ class AsyncEngine:
         on_death: Callable[[EngineDeadError], None] | None = None,
         admission: Admission | None = None,
         tracer: Tracer | None = None,
+        front: int = 0,
     ) -> None:
         self.tracer = tracer
         self.admission = admission or Admission()
@@ -89,7 +90,9 @@ class AsyncEngine:
         self.on_death = on_death
         self.dead_error: EngineDeadError | None = None
         self.stats = EngineStats()
-        self._numbers = itertools.count()
+        self._unique = (f"{number}.{front}" for number in itertools.count())
+        """What sets the requests of one answer apart from those of any other, at this front or another one: clients
+        may name their answers, and two with one name must not get into each other's way."""
         self._streams: dict[str, RequestStream] = {}
         self._pooled = PooledRequests()
         self._tasks: list[asyncio.Task[None]] = []
@@ -128,8 +131,7 @@ class AsyncEngine:
         self, answer_id: str, prompts: Sequence[Prompt], params: SamplingParams, **options: Any
     ) -> list[EngineRequest]:
         """The requests of one answer, all of them checked before any is run."""
-        # The client may have named the answer; two of them with one name must not get into each other's way.
-        unique = next(self._numbers)
+        unique = next(self._unique)
         request_ids = [f"{answer_id}-{unique}-{position}" for position in range(len(prompts))]
         return await self._prepare_all(request_ids, prompts, params, **options)
 
@@ -264,8 +266,7 @@ class AsyncEngine:
         """The answers to pooling requests, in order; if the caller gives up, those still running are aborted."""
         await self.admission.wait()
         self.check_alive()
-        # The client may have named the answer; two of them with one name must not get into each other's way.
-        unique = next(self._numbers)
+        unique = next(self._unique)
         for position, request in enumerate(requests):
             request.request_id = f"{request.request_id}-{unique}-{position}"
         self.admission.admit(requests)

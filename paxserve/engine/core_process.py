@@ -19,8 +19,10 @@ import msgspec
 import zmq
 
 from paxserve.engine import wire
+from paxserve.engine.front_routes import FIRST, FrontRoutes
 from paxserve.errors import ConfigError, RequestError
 from paxserve.log import configure_logging
+from paxserve.messages import EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +31,12 @@ LINGER_MS = 2000
 
 
 class CoreLoop:
-    """Feeds an engine core from one socket and sends what it makes to another."""
+    """Feeds an engine core from one socket and sends what it makes to the fronts."""
 
-    def __init__(self, core: Any, requests: zmq.Socket, outputs: zmq.Socket) -> None:
+    def __init__(self, core: Any, requests: zmq.Socket, routes: FrontRoutes) -> None:
         self.core = core
         self.requests = requests
-        self.outputs = outputs
+        self.routes = routes
         self.stopping = self.is_frozen = False
 
     @property
@@ -57,11 +59,11 @@ class CoreLoop:
         while not self.stopping:
             if not self.has_work:
                 # The gauges must not freeze at their last value: the step that emptied the engine is told too.
-                self.send(wire.Outputs([], self.core.stats()))
+                self.routes.tell_all(wire.Outputs([], self.core.stats()))
                 self.requests.poll()
             self.drain()
             if self.has_work:
-                self.send(wire.Outputs.of(self.core.step(), self.core.stats()))
+                self.routes.send_step(self.core.step(), self.core.stats())
 
     def drain(self) -> None:
         """Handle every message that has come, without waiting for more."""
@@ -75,16 +77,22 @@ class CoreLoop:
     def handle(self, message: wire.ToCore) -> None:
         """Do what one message asks."""
         match message:
-            case wire.AddRequest(request):
-                self.add(request)
+            case wire.AddRequest(request, front):
+                if self.routes.own(request, front):
+                    self.add(request, front)
             case wire.AbortRequests(keys):
-                self.core.abort_requests(keys)
-            case wire.Call(call_id, method):
-                self.send(self.call(call_id, method))
+                self.abort(keys)
+            case wire.Call(call_id, method, front):
+                self.routes.send(self.call(call_id, method), front)
+            case wire.Join(front):
+                self.routes.join(front)
+                self.routes.send(wire.Ready(self.core.model_info), front)
+            case wire.Leave(front):
+                self.abort([(request_id, None) for request_id in self.routes.leave(front)])
             case wire.Shutdown():
                 self.stopping = True
 
-    def add(self, request: Any) -> None:
+    def add(self, request: Any, front: int) -> None:
         """Hand a request to the core, or tell the front why it does not take it."""
         try:
             self.core.add_request(request)
@@ -92,7 +100,22 @@ class CoreLoop:
             refusal = wire.Refused(
                 request_id=request.request_id, message=error.message, param=error.param, code=error.code
             )
-            self.send(refusal)
+            self.routes.send(refusal, front)
+            self.routes.disown([(request.request_id, None)])
+
+    def abort(self, keys: list[tuple[str, int | None]]) -> None:
+        """Stop requests, or single choices of them, whose fronts wait no more."""
+        self.core.abort_requests(keys)
+        self.routes.disown(keys)
+
+    def stats(self) -> EngineStats:
+        """The core's counters and gauges."""
+        return self.core.stats()
+
+    def check_integrity(self) -> None:
+        """Assert the core's invariants and the loop's own; for tests."""
+        self.core.check_integrity()
+        self.routes.check_integrity(is_idle=not self.core.has_unfinished_requests())
 
     def call(self, call_id: int, method: str) -> wire.Reply:
         """The reply to a `Call`."""
@@ -100,10 +123,6 @@ class CoreLoop:
             return wire.Reply(call_id=call_id, error=f"The engine core has no call {method!r}.")
         owner = self if method in wire.LOOP_CALLS else self.core
         return wire.Reply(call_id=call_id, value=getattr(owner, method)())
-
-    def send(self, message: wire.FromCore) -> None:
-        """Queue a message for the front."""
-        self.outputs.send(wire.encode(message))
 
 
 def read_order() -> wire.LaunchOrder:
@@ -148,28 +167,44 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     configure_logging(form=order.log_format)
     context = zmq.Context()
-    requests, outputs = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    for socket in (requests, outputs):
-        socket.set_hwm(0)
-        socket.linger = LINGER_MS
-    requests.bind(f"ipc://{order.folder}/requests")
-    outputs.connect(f"ipc://{order.folder}/outputs")
+    requests = open_socket(context, zmq.PULL)
+    requests.bind(f"ipc://{order.folder}/{wire.REQUESTS}")
+    routes = connect_fronts(context, order.folder)
     try:
         core = build_core(order)
-        outputs.send(wire.encode(wire.Ready(core.model_info)))
-        CoreLoop(core, requests, outputs).run()
+        routes.send(wire.Ready(core.model_info))
+        CoreLoop(core, requests, routes).run()
     except ConfigError as error:
-        outputs.send(wire.encode(wire.Failed(str(error))))
+        routes.send(wire.Failed(str(error)))
         return 1
     except Exception as error:
         logger.error("The engine core failed:\n%s", traceback.format_exc().rstrip())
-        outputs.send(wire.encode(wire.Died(f"{type(error).__name__}: {error}")))
+        routes.tell_all(wire.Died(f"{type(error).__name__}: {error}"))
         return 1
     finally:
         requests.close()
-        outputs.close()
+        routes.close()
         context.term()
     return 0
+
+
+def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+    """A socket that holds as many messages as come: what it may have in flight is limited elsewhere."""
+    socket = context.socket(kind)
+    socket.set_hwm(0)
+    socket.linger = LINGER_MS
+    return socket
+
+
+def connect_fronts(context: zmq.Context[zmq.Socket[bytes]], folder: str) -> FrontRoutes:
+    """The routes to the fronts that have their ends in `folder`."""
+
+    def connect(front: int) -> zmq.Socket[bytes]:
+        socket = open_socket(context, zmq.PUSH)
+        socket.connect(f"ipc://{folder}/{wire.outputs_name(front)}")
+        return socket
+
+    return FrontRoutes(connect(FIRST), connect)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,14 @@ from paxserve.config import EngineConfig
 from paxserve.log import LogFormat
 from paxserve.messages import DecodedTokens, EngineOutput, EngineRequest, EngineStats, ModelInfo, StepOutputs
 
+REQUESTS = "requests"
+"""Name of the socket on which the core listens."""
+
+
+def outputs_name(front: int) -> str:
+    """Name of the socket on which a front listens; the first one's is the plain name."""
+    return f"outputs-{front}" if front else "outputs"
+
 
 class LaunchOrder(msgspec.Struct, kw_only=True):
     """What the core process is told at birth, as one JSON line on its standard input."""
@@ -16,14 +24,27 @@ class LaunchOrder(msgspec.Struct, kw_only=True):
     core: str
     """`module:name` of the engine core's class."""
     folder: str
-    """Private folder of the two sockets, `requests` and `outputs`."""
+    """Private folder of the sockets: `requests`, `outputs`, and an `outputs-N` for each front that joins later."""
     log_format: LogFormat = "text"
 
 
-class AddRequest(msgspec.Struct, tag=True):
-    """To the core: run this request."""
+class Join(msgspec.Struct, tag=True):
+    """To the core: a front with this number, which none had before, is there; it is answered with `Ready`."""
+
+    front: int
+
+
+class Leave(msgspec.Struct, tag=True):
+    """To the core: this front has ended; nobody waits for its requests any more."""
+
+    front: int
+
+
+class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
+    """To the core: run this request of this front."""
 
     request: EngineRequest
+    front: int = 0
 
 
 class AbortRequests(msgspec.Struct, tag=True):
@@ -32,11 +53,12 @@ class AbortRequests(msgspec.Struct, tag=True):
     keys: list[tuple[str, int | None]]
 
 
-class Call(msgspec.Struct, tag=True):
-    """To the core: answer with what this method of it returns."""
+class Call(msgspec.Struct, tag=True, omit_defaults=True):
+    """To the core: answer this front with what this method of it returns."""
 
     call_id: int
     method: str
+    front: int = 0
 
 
 class Shutdown(msgspec.Struct, tag=True):
@@ -93,15 +115,14 @@ class Reply(msgspec.Struct, tag=True, kw_only=True):
     error: str | None = None
 
 
-ToCore = AddRequest | AbortRequests | Call | Shutdown
+ToCore = Join | Leave | AddRequest | AbortRequests | Call | Shutdown
 FromCore = Ready | Failed | Died | Outputs | Refused | Reply
 
-LOOP_CALLS = {"freeze", "thaw"}
-"""Calls that the loop around the core answers: stop stepping, whatever there is to do, and go on."""
+LOOP_CALLS = {"freeze", "thaw", "stats", "check_integrity"}
+"""Calls that the loop around the core answers: stop stepping, whatever there is to do, and go on; what it counts and
+checks itself, with what the core does."""
 
-CALLS = LOOP_CALLS | {
-    "stats", "reset_prefix_cache", "check_integrity", "sleep", "discard", "wake_up", "start_profile", "stop_profile",
-}  # fmt: skip
+CALLS = LOOP_CALLS | {"reset_prefix_cache", "sleep", "discard", "wake_up", "start_profile", "stop_profile"}
 """Methods that a `Call` may name."""
 
 _encoder = msgspec.msgpack.Encoder()

@@ -5,6 +5,7 @@ from typing import Any
 
 from paxserve.engine import wire
 from paxserve.engine.core_process import CoreLoop
+from paxserve.engine.front_routes import FrontRoutes
 from paxserve.errors import EngineDeadError
 from paxserve.messages import EngineRequest
 
@@ -19,7 +20,8 @@ class LocalClient:
         self.inbox: asyncio.Queue[wire.FromCore] = asyncio.Queue()
         self.calls: dict[int, asyncio.Future[Any]] = {}
         self.exited: asyncio.Future[int] | None = None
-        self.loop = CoreLoop(core, None, self)  # type: ignore[arg-type]
+        self.routes = FrontRoutes(self, None)  # type: ignore[arg-type]
+        self.loop = CoreLoop(core, None, self.routes)  # type: ignore[arg-type]
         self.wake = asyncio.Event()
 
     def send(self, payload: bytes) -> None:
@@ -32,16 +34,16 @@ class LocalClient:
     async def run(self) -> None:
         """Step the core while it has work."""
         while True:
-            self.loop.send(wire.Outputs([], self.core.stats()))
+            self.routes.tell_all(wire.Outputs([], self.core.stats()))
             await self.wake.wait()
             self.wake.clear()
             while self.loop.has_work:
                 try:
                     outputs = self.core.step()
                 except RuntimeError as error:
-                    self.loop.send(wire.Died(f"RuntimeError: {error}"))
+                    self.routes.send(wire.Died(f"RuntimeError: {error}"))
                     return
-                self.loop.send(wire.Outputs.of(outputs, self.core.stats()))
+                self.routes.send_step(outputs, self.core.stats())
                 await asyncio.sleep(0)
 
     def add_request(self, request: EngineRequest) -> None:
