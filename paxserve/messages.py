@@ -124,6 +124,10 @@ class StepOutputs:
             self.listed += outputs
 
 
+STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Bounds by which steps are counted."""
+
+
 @dataclass(slots=True, kw_only=True)
 class EngineStats:
     """A snapshot of the engine core: gauges now, counters since start."""
@@ -148,6 +152,10 @@ class EngineStats:
     generation_tokens: int = 0
     num_steps: int = 0
     last_step_tokens: int = 0
+    step_sizes: list[int] = field(default_factory=list)
+    """Steps by their tokens: up to each of `STEP_TOKEN_BUCKETS` and above the one before it, then the larger ones."""
+    step_tokens: int = 0
+    """Tokens of all steps."""
     padding_tokens: int = 0
     """Positions that steps computed only because their programs have a fixed size."""
     num_programs: int = 0

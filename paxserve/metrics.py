@@ -1,12 +1,11 @@
 """What the server counts, under vLLM's metric names, so that its dashboards and routers work unchanged."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
-    Gauge,
     Histogram,
     ProcessCollector,
     disable_created_metrics,
@@ -14,12 +13,12 @@ from prometheus_client import (
 )
 
 from paxserve.config import EngineConfig
-from paxserve.messages import EngineOutput, EngineRequest, EngineStats, ModelInfo
+from paxserve.engine_metrics import LABELS, EngineMetrics
+from paxserve.messages import EngineOutput, EngineRequest, ModelInfo
 from paxserve.outputs import RequestMetrics as RequestTimes
 from paxserve.outputs import RequestOutput
 from paxserve.pooling_outputs import PoolingRequestOutput
 
-STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
 )  # fmt: skip
@@ -28,60 +27,6 @@ REQUEST_BUCKETS = (
     0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
-SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
-LABELS = ("model_name", "engine")
-
-COUNTERS = {
-    "vllm:prefix_cache_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
-    "vllm:prefix_cache_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
-    "vllm:external_prefix_cache_queries": ("offloaded_queries", "Prompt tokens looked up in host memory."),
-    "vllm:external_prefix_cache_hits": ("offloaded_hits", "Prompt tokens whose pages came back from host memory."),
-    "vllm:num_preemptions": ("num_preemptions", "Requests put back into the queue for want of pages."),
-    "vllm:prompt_tokens": ("prompt_tokens", "Prompt tokens of the requests that were begun."),
-    "vllm:prompt_tokens_cached": ("prefix_cache_hits", "Prompt tokens that did not have to be computed."),
-    "vllm:generation_tokens": ("generation_tokens", "Tokens generated."),
-    "paxserve:padding_tokens": ("padding_tokens", "Positions computed only to fill the size of a program."),
-    "paxserve:steps": ("num_steps", "Steps of the engine."),
-    "paxserve:recompilations": ("recompilations", "Compilations while serving; each one is a bug."),
-}
-"""Counters that follow a counter of `EngineStats`."""
-
-GAUGES = {
-    "vllm:num_requests_running": ("num_running", "Requests in the engine's steps."),
-    "vllm:num_requests_waiting": ("num_waiting", "Requests in the queue."),
-    "paxserve:programs": ("num_programs", "Compiled step programs."),
-    "paxserve:pages_in_use": ("num_pages_in_use", "KV pages that requests hold."),
-    "paxserve:wasted_tokens": ("wasted_tokens", "KV positions allocated to requests and holding no token."),
-}
-"""Gauges that follow a field of `EngineStats`."""
-
-
-StatsValue = Callable[[EngineStats], int]
-
-
-def _cached(stats: EngineStats) -> int:
-    return stats.prefix_cache_hits
-
-
-def _computed(stats: EngineStats) -> int:
-    return max(0, stats.prompt_tokens - stats.prefix_cache_hits)
-
-
-def _none(stats: EngineStats) -> int:
-    return 0
-
-
-SHARES: dict[str, tuple[str, dict[str, StatsValue]]] = {
-    "vllm:prompt_tokens_by_source": (
-        "source",
-        {"computed": _computed, "local_cache_hit": _cached, "external_kv_transfer": _none},
-    ),
-    "vllm:prompt_tokens_cached_by_source": (
-        "source",
-        {"device": _cached, "host": _none, "p2p": _none, "disk": _none, "external_unspecified": _none},
-    ),
-}
-"""Counters of prompt tokens by where they came from; there is no cache but the one on the device."""
 
 
 def powers_of_ten(limit: int) -> list[int]:
@@ -104,14 +49,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
         ProcessCollector(registry=self.registry)
-        self._counters = [(field, self._counter(name, text)) for name, (field, text) in COUNTERS.items()]
-        self._shares = [self._share(name, label, parts) for name, (label, parts) in SHARES.items()]
-        self._waiting = self._by_label("vllm:num_requests_waiting_by_reason", "Requests in the queue.", "reason")
-        self._gauges = {field: self._gauge(name, text) for name, (field, text) in GAUGES.items()}
-        self._cache_usage = self._gauge("vllm:kv_cache_usage_perc", "Share of the KV pages that requests hold, 0 to 1.")
-        self._phases = Counter(
-            "paxserve:step_seconds", "Host time of the steps by phase.", (*LABELS, "phase"), registry=self.registry
-        )
+        self.engine = EngineMetrics(model_name, config, info)
+        self.registry.register(self.engine)
         finished = Counter(
             "vllm:request_success",
             "Choices that ended, by reason.",
@@ -119,8 +58,6 @@ class Metrics:
             registry=self.registry,
         )
         self._finished = {reason: finished.labels(**self._labels, finished_reason=reason) for reason in FINISH_REASONS}
-        self._sleep = self._by_label("vllm:engine_sleep_state", "1 for the state that the engine is in.", "sleep_state")
-        self.record_sleep(0)
         self._refused = Counter(
             "vllm:admission_rejections",
             "Requests refused because the queue was full.",
@@ -130,42 +67,11 @@ class Metrics:
         for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
             self._refused.labels(model_name=model_name, reason=reason)
         self._make_histograms(info.max_model_len)
-        self._describe_cache(config, info)
         self.requests = RequestMetrics(self)
-        self._last = EngineStats()
-        self.record_stats(EngineStats(num_programs=info.num_programs, num_pages=info.num_pages))
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""
         return generate_latest(self.registry)
-
-    def record_stats(self, stats: EngineStats) -> None:
-        """Take over a snapshot of the engine core."""
-        last = self._last
-        for field, counter in self._counters:
-            difference = getattr(stats, field) - getattr(last, field)
-            if difference > 0:
-                counter.inc(difference)
-        for share in self._shares:
-            for value, counter in share:
-                counter.inc(max(0, value(stats) - value(last)))
-        self._waiting.labels(**self._labels, reason="capacity").set(stats.num_waiting)
-        self._waiting.labels(**self._labels, reason="deferred").set(0)  # nothing is waited for but room
-        for field, gauge in self._gauges.items():
-            gauge.set(getattr(stats, field))
-        self._cache_usage.set(stats.num_pages_in_use / stats.num_pages if stats.num_pages else 0.0)
-        for phase, seconds in stats.step_seconds.items():
-            difference = seconds - last.step_seconds.get(phase, 0.0)
-            if difference > 0:
-                self._phases.labels(**self._labels, phase=phase).inc(difference)
-        if stats.num_steps > last.num_steps:
-            self.iteration_tokens.observe(stats.last_step_tokens)
-        self._last = stats
-
-    def record_sleep(self, level: int) -> None:
-        """The engine has fallen asleep with its weights on the host (1) or without them (2), or woken up (0)."""
-        for number, state in enumerate(SLEEP_STATES):
-            self._sleep.labels(**self._labels, sleep_state=state).set(number == level)
 
     def record_refusal(self, reason: str) -> None:
         """A request was refused because the queue was full."""
@@ -177,9 +83,6 @@ class Metrics:
 
     def _make_histograms(self, max_model_len: int) -> None:
         lengths = powers_of_ten(max_model_len)
-        self.iteration_tokens = self._histogram(
-            "vllm:iteration_tokens_total", "Tokens a step computed.", STEP_TOKEN_BUCKETS
-        )
         self.first_token = self._histogram(
             "vllm:time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_BUCKETS
         )
@@ -212,39 +115,11 @@ class Metrics:
             "vllm:request_num_preemptions", "Times a request was preempted.", (1, 2, 3, 4, 5, 10, 20)
         )
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, LABELS, registry=self.registry).labels(**self._labels)
-
-    def _share(self, name: str, label: str, parts: Mapping[str, StatsValue]) -> list[tuple[StatsValue, Counter]]:
-        counter = Counter(name, "Prompt tokens by where they came from.", (*LABELS, label), registry=self.registry)
-        return [(value, counter.labels(**self._labels, **{label: part})) for part, value in parts.items()]
-
-    def _by_label(self, name: str, text: str, label: str) -> Gauge:
-        return Gauge(name, text, (*LABELS, label), registry=self.registry)
-
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(name, text, LABELS, registry=self.registry).labels(**self._labels)
-
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(name, text, LABELS, buckets=buckets, registry=self.registry).labels(**self._labels)
 
     def _seconds(self, name: str, text: str) -> Histogram:
         return self._histogram(f"vllm:{name}_seconds", text, REQUEST_BUCKETS)
-
-    def _describe_cache(self, config: EngineConfig, info: ModelInfo) -> None:
-        cache = config.cache
-        values = {
-            "block_size": info.page_size,
-            "num_gpu_blocks": info.num_pages,
-            "gpu_memory_utilization": cache.gpu_memory_utilization,
-            "enable_prefix_caching": cache.enable_prefix_caching,
-            "cache_dtype": cache.kv_cache_dtype,
-            "num_gpu_blocks_override": cache.num_gpu_blocks_override,
-            "kv_cache_memory_bytes": cache.kv_cache_memory_bytes,
-        }
-        labels = {name: str(value) for name, value in values.items()} | {"engine": "0"}
-        gauge = Gauge("vllm:cache_config_info", "The KV cache's configuration.", list(labels), registry=self.registry)
-        gauge.labels(**labels).set(1)
 
 
 class _Progress:

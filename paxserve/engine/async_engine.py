@@ -247,13 +247,13 @@ class AsyncEngine:
         is_asleep = await self.call("sleep" if level == 1 else "discard")
         if not is_asleep:
             await self.resume()
-        self.metrics.record_sleep(level if is_asleep else 0)
+        self.metrics.engine.sleep_level = level if is_asleep else 0
         return is_asleep
 
     async def wake_up(self) -> None:
         """Load the device's memory again."""
         await self.call("wake_up")
-        self.metrics.record_sleep(0)
+        self.metrics.engine.sleep_level = 0
         await self.resume()
 
     async def _quiet(self, mode: PauseMode) -> None:
@@ -313,7 +313,7 @@ class AsyncEngine:
             case wire.Outputs(listed, stats, decoded):
                 outputs = [*listed, *(decoded or ())]
                 self.stats = stats
-                self.metrics.record_stats(stats)
+                self.metrics.engine.stats = stats
                 self.metrics.requests.record(outputs)
                 self._release(output.request_id for output in outputs)
                 for answer in self._pooled.take(outputs):
@@ -381,7 +381,7 @@ class AsyncEngine:
         self.dead_error = error
         logger.error("%s %d requests in flight get an error.", error, self.num_unfinished)
         self._fail_all(error)
-        self.metrics.record_stats(EngineStats(num_pages=self.stats.num_pages))
+        self.metrics.engine.record_death()
         if self.on_death is not None:
             self.on_death(error)
 

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import traceback
+from bisect import bisect_left
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from paxserve.engine import wire
 from paxserve.engine.front_routes import FIRST, FrontRoutes
 from paxserve.errors import ConfigError, RequestError
 from paxserve.log import configure_logging
-from paxserve.messages import EngineStats
+from paxserve.messages import STEP_TOKEN_BUCKETS, EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ class CoreLoop:
         self.requests = requests
         self.routes = routes
         self.stopping = self.is_frozen = False
+        self._num_steps = self._step_tokens = 0
+        self._step_sizes = [0] * (len(STEP_TOKEN_BUCKETS) + 1)
 
     @property
     def has_work(self) -> bool:
@@ -59,11 +62,11 @@ class CoreLoop:
         while not self.stopping:
             if not self.has_work:
                 # The gauges must not freeze at their last value: the step that emptied the engine is told too.
-                self.routes.tell_all(wire.Outputs([], self.core.stats()))
+                self.routes.tell_all(wire.Outputs([], self.stats()))
                 self.requests.poll()
             self.drain()
             if self.has_work:
-                self.routes.send_step(self.core.step(), self.core.stats())
+                self.routes.send_step(self.core.step(), self.stats())
 
     def drain(self) -> None:
         """Handle every message that has come, without waiting for more."""
@@ -109,8 +112,14 @@ class CoreLoop:
         self.routes.disown(keys)
 
     def stats(self) -> EngineStats:
-        """The core's counters and gauges."""
-        return self.core.stats()
+        """The core's counters and gauges after a step, or after none, and how large its steps were."""
+        stats: EngineStats = self.core.stats()
+        if stats.num_steps > self._num_steps:
+            self._num_steps = stats.num_steps
+            self._step_tokens += stats.last_step_tokens
+            self._step_sizes[bisect_left(STEP_TOKEN_BUCKETS, stats.last_step_tokens)] += 1
+        stats.step_sizes, stats.step_tokens = self._step_sizes, self._step_tokens
+        return stats
 
     def check_integrity(self) -> None:
         """Assert the core's invariants and the loop's own; for tests."""

@@ -34,7 +34,7 @@ class LocalClient:
     async def run(self) -> None:
         """Step the core while it has work."""
         while True:
-            self.routes.tell_all(wire.Outputs([], self.core.stats()))
+            self.routes.tell_all(wire.Outputs([], self.loop.stats()))
             await self.wake.wait()
             self.wake.clear()
             while self.loop.has_work:
@@ -43,7 +43,7 @@ class LocalClient:
                 except RuntimeError as error:
                     self.routes.send(wire.Died(f"RuntimeError: {error}"))
                     return
-                self.routes.send_step(outputs, self.core.stats())
+                self.routes.send_step(outputs, self.loop.stats())
                 await asyncio.sleep(0)
 
     def add_request(self, request: EngineRequest) -> None:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from paxserve.config import EngineConfig, ModelConfig
@@ -31,9 +33,9 @@ def test_counters_follow_the_core_and_gauges_its_last_word():
     for steps, running, pages in ((1, 3, 40), (2, 5, 50), (2, 0, 0)):
         stats = EngineStats(
             num_steps=steps, num_running=running, num_pages=100, num_pages_in_use=pages, prompt_tokens=10 * steps,
-            last_step_tokens=7, step_seconds={"wait": 0.5 * steps}, recompilations=steps - 1, prefix_cache_hits=steps,
+            step_tokens=7 * steps, step_sizes=[0, steps, *[0] * 12], step_seconds={"wait": 0.5 * steps}, recompilations=steps - 1, prefix_cache_hits=steps,
         )  # fmt: skip
-        metrics.record_stats(stats)
+        metrics.engine.stats = stats
         assert value(metrics, "vllm:num_requests_running") == running
         assert value(metrics, "vllm:kv_cache_usage_perc") == pages / 100
     assert value(metrics, "vllm:prompt_tokens_total") == 20
@@ -42,6 +44,12 @@ def test_counters_follow_the_core_and_gauges_its_last_word():
     assert value(metrics, "paxserve:step_seconds_total", phase="wait") == 1.0
     assert value(metrics, "vllm:iteration_tokens_total_count") == 2
     assert value(metrics, "vllm:iteration_tokens_total_sum") == 14
+    assert value(metrics, "vllm:iteration_tokens_total_bucket", le="1.0") == 0
+    assert value(metrics, "vllm:iteration_tokens_total_bucket", le="8.0") == 2
+    metrics.engine.stats = replace(stats, num_running=3, num_waiting=2)
+    metrics.engine.record_death()
+    assert value(metrics, "vllm:num_requests_running") == value(metrics, "vllm:num_requests_waiting") == 0
+    assert value(metrics, "vllm:prompt_tokens_total") == 20
 
 
 def test_a_request_fills_every_histogram_once():

@@ -182,7 +182,7 @@ def test_metrics_tell_what_happened():
 def test_prompt_tokens_are_told_by_their_source():
     async def test(served: Serving):
         stats = EngineStats(num_pages=9, prompt_tokens=50, prefix_cache_hits=32, num_waiting=2)
-        served.engine.metrics.record_stats(stats)
+        served.engine.metrics.engine.stats = stats
         return served.engine.metrics.render().decode()
 
     text = run(test)
@@ -227,7 +227,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are():
 
     async def test(served: Serving):
         await served.complete(max_tokens=2)
-        served.engine.metrics.record_stats(EngineStats(num_pages=9, step_seconds={"wait": 1.0}))
+        served.engine.metrics.engine.stats = EngineStats(num_pages=9, step_seconds={"wait": 1.0})
         return (await served.http.get("/metrics")).text
 
     told = {line.split("{")[0].split(" ")[0] for line in run(test).splitlines() if not line.startswith("#")}
