@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from paxserve.config import EngineConfig
+from paxserve.engine.board import Board
 from paxserve.messages import STEP_TOKEN_BUCKETS, EngineStats, ModelInfo
 
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
@@ -67,10 +68,9 @@ SHARES: dict[str, dict[str, StatsValue]] = {
 class EngineMetrics(Collector):
     """Metrics of one engine core, made when they are asked for from the last that it said of itself."""
 
-    def __init__(self, model_name: str, config: EngineConfig, info: ModelInfo) -> None:
+    def __init__(self, model_name: str, config: EngineConfig, info: ModelInfo, board: Board) -> None:
         self.stats = EngineStats(num_programs=info.num_programs, num_pages=info.num_pages)
-        self.sleep_level = 0
-        """Its weights are on the host (1), thrown away (2), or where they belong (0)."""
+        self._board = board
         self._values = (model_name, "0")
         self._cache = cache_description(config, info)
 
@@ -92,7 +92,7 @@ class EngineMetrics(Collector):
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV pages that requests hold, 0 to 1.", usage)
         waiting = {"capacity": stats.num_waiting, "deferred": 0}  # nothing is waited for but room
         yield self._gauges("vllm:num_requests_waiting_by_reason", "Requests in the queue.", "reason", waiting)
-        states = {state: number == self.sleep_level for number, state in enumerate(SLEEP_STATES)}
+        states = {state: number == self._board.sleep_level for number, state in enumerate(SLEEP_STATES)}
         yield self._gauges(
             "vllm:engine_sleep_state", "1 for the state that the engine is in.", "sleep_state", states
         )  # fmt: skip

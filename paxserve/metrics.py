@@ -13,6 +13,7 @@ from prometheus_client import (
 )
 
 from paxserve.config import EngineConfig
+from paxserve.engine.board import Board
 from paxserve.engine_metrics import LABELS, EngineMetrics
 from paxserve.messages import EngineOutput, EngineRequest, ModelInfo
 from paxserve.outputs import RequestMetrics as RequestTimes
@@ -44,12 +45,12 @@ def powers_of_ten(limit: int) -> list[int]:
 class Metrics:
     """All metrics of one server, in a registry of their own."""
 
-    def __init__(self, model_name: str, config: EngineConfig, info: ModelInfo) -> None:
+    def __init__(self, model_name: str, config: EngineConfig, info: ModelInfo, board: Board | None = None) -> None:
         disable_created_metrics()  # a second sample of each counter and histogram that no dashboard reads
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
         ProcessCollector(registry=self.registry)
-        self.engine = EngineMetrics(model_name, config, info)
+        self.engine = EngineMetrics(model_name, config, info, board or Board())
         self.registry.register(self.engine)
         finished = Counter(
             "vllm:request_success",

@@ -3,12 +3,10 @@ when too many wait already."""
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Literal
 
+from paxserve.engine.board import Board, Count, State
 from paxserve.errors import RequestError
 from paxserve.messages import EngineRequest
-
-State = Literal["open", "paused", "asleep", "draining"]
 
 REFUSALS: dict[State, str] = {
     "asleep": "The engine is asleep (/wake_up ends that).",
@@ -18,9 +16,15 @@ UNAVAILABLE = 503
 TOO_MANY = 429
 """What a full queue answers: OpenAI's clients raise it as `RateLimitError`, and try again by themselves."""
 
+LOOK_SECONDS = 0.05
+"""How often a paused request looks whether another front has ended the pause."""
+
 
 class Admission:
-    """Counts the requests that have been given to the engine and not been heard of since: those that wait."""
+    """Counts the requests that have been given to the engine and not been heard of since: those that wait.
+
+    State and counts stand on the board, so that the limits hold for all fronts of a server together.
+    """
 
     def __init__(
         self,
@@ -29,48 +33,61 @@ class Admission:
         max_tokens: int | None = None,
         full_code: int = TOO_MANY,
         on_refusal: Callable[[str], None] = lambda reason: None,
+        board: Board | None = None,
     ) -> None:
         self._max_requests, self._max_tokens, self._on_refusal = max_requests, max_tokens, on_refusal
         self._full_code = full_code
         self._waiting: dict[str, int] = {}
-        self._state: State = "open"
+        self.board = board or Board()
         self._changed = asyncio.Event()
 
     @property
     def state(self) -> State:
         """What becomes of new requests."""
-        return self._state
+        return self.board.state
 
     @state.setter
     def state(self, state: State) -> None:
-        self._state = state
+        self.board.state = state
         self._changed.set()
         self._changed = asyncio.Event()
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait."""
+        """Requests that wait, of this front."""
         return len(self._waiting)
 
     async def wait(self) -> None:
         """Return when requests may begin. Raises `RequestError` (503) in states that do not end by themselves."""
-        while self._state == "paused":
-            await self._changed.wait()
-        if self._state in REFUSALS:
-            raise RequestError(REFUSALS[self._state], code=UNAVAILABLE)
+        while (state := self.state) == "paused":
+            try:
+                await asyncio.wait_for(self._changed.wait(), LOOK_SECONDS if self.board.is_shared else None)
+            except TimeoutError:
+                pass
+        self._check_state(state)
 
     def admit(self, requests: Sequence[EngineRequest]) -> None:
         """Count these requests as waiting. Raises `RequestError` when the queue has no room for all of them."""
-        if self._state in REFUSALS:
-            raise RequestError(REFUSALS[self._state], code=UNAVAILABLE)
+        self._check_state(self.state)
+        board = self.board
         count, tokens = len(requests), sum(len(request.prompt_token_ids) for request in requests)
-        self._check("max_num_queued_reqs", len(self._waiting), count, self._max_requests)
-        self._check("max_num_queued_tokens", sum(self._waiting.values()), tokens, self._max_tokens)
+        with board.locked():
+            self._check("max_num_queued_reqs", board.total(Count.WAITING), count, self._max_requests)
+            self._check("max_num_queued_tokens", board.total(Count.WAITING_TOKENS), tokens, self._max_tokens)
+            board.add(Count.WAITING, count)
+            board.add(Count.WAITING_TOKENS, tokens)
         self._waiting |= {request.request_id: len(request.prompt_token_ids) for request in requests}
 
     def release(self, request_id: str) -> None:
         """This request does not wait any more."""
-        self._waiting.pop(request_id, None)
+        tokens = self._waiting.pop(request_id, None)
+        if tokens is not None:
+            self.board.add(Count.WAITING, -1)
+            self.board.add(Count.WAITING_TOKENS, -tokens)
+
+    def _check_state(self, state: State) -> None:
+        if state in REFUSALS:
+            raise RequestError(REFUSALS[state], code=UNAVAILABLE)
 
     def _check(self, reason: str, queued: int, new: int, limit: int | None) -> None:
         # A request that finds the queue empty is taken however large it is: it would never fit otherwise.

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from paxserve.engine import wire
 from paxserve.engine.admission import Admission
@@ -25,8 +25,6 @@ from paxserve.tracing import Tracer
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-PauseMode = Literal["abort", "wait", "keep"]
 
 QUIET_SECONDS = 0.01
 """How often a pause looks whether the last request has ended."""
@@ -221,46 +219,13 @@ class AsyncEngine:
             self.client.abort_requests([(request_id, None) for request_id in streams])
         return len(ended) + num_pooled
 
-    async def pause(self, mode: PauseMode = "abort") -> None:
-        """Hold new requests back until `resume`; those in flight are ended ("abort"), waited for ("wait"), or stay as
-        they are and go on then ("keep")."""
-        self.admission.state = "paused"
-        if mode == "keep":
-            await self.call("freeze")
-            return
-        await self.call("thaw")
-        await self._quiet(mode)
-
-    async def resume(self) -> None:
-        """Let requests begin again, and those go on that were kept."""
-        await self.call("thaw")
-        self.admission.state = "open"
-
-    async def sleep(self, mode: PauseMode = "abort", level: int = 1) -> bool:
-        """Free the device's memory until `wake_up`; whether the core did so. New requests are refused meanwhile.
-
-        Level 1 keeps the weights on the host, level 2 has them read from the checkpoint again. Requests cannot be kept.
-        """
-        self.admission.state = "asleep"
-        await self.call("thaw")
-        await self._quiet(mode)
-        is_asleep = await self.call("sleep" if level == 1 else "discard")
-        if not is_asleep:
-            await self.resume()
-        self.metrics.engine.sleep_level = level if is_asleep else 0
-        return is_asleep
-
-    async def wake_up(self) -> None:
-        """Load the device's memory again."""
-        await self.call("wake_up")
-        self.metrics.engine.sleep_level = 0
-        await self.resume()
-
-    async def _quiet(self, mode: PauseMode) -> None:
-        if mode == "abort":
+    async def quiet(self, is_end: bool) -> None:
+        """End the requests in flight, or wait for them; return when the core has heard of it."""
+        if is_end:
             self.end()
-        while self._streams or self._pooled:
+        while self.num_unfinished:
             await asyncio.sleep(QUIET_SECONDS)
+        await self.call("stats")
 
     async def pool(self, requests: Sequence[EngineRequest]) -> list[Pooled]:
         """The answers to pooling requests, in order; if the caller gives up, those still running are aborted."""

@@ -7,6 +7,7 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from paxserve.engine.board import Board, Count
 from paxserve.entrypoints.http_metrics import HttpMetrics
 from paxserve.entrypoints.protocol.generation import MAX_REQUEST_ID, is_plain_text
 from paxserve.server_config import ServerConfig
@@ -16,18 +17,11 @@ logger = logging.getLogger(__name__)
 MAX_SHOWN_PATH = 200
 
 
-class RequestLoad:
-    """How many requests are being answered."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
 class AccessLog:
     """ASGI middleware around all others: it also sees the requests that they refuse."""
 
-    def __init__(self, app: ASGIApp, config: ServerConfig, load: RequestLoad, metrics: HttpMetrics) -> None:
-        self.app, self.load, self.metrics = app, load, metrics
+    def __init__(self, app: ASGIApp, config: ServerConfig, board: Board, metrics: HttpMetrics) -> None:
+        self.app, self.board, self.metrics = app, board, metrics
         self.is_on = not config.disable_uvicorn_access_log
         self.silent = frozenset(config.disable_access_log_for_endpoints)
         self.sends_id = config.enable_request_id_headers
@@ -51,11 +45,11 @@ class AccessLog:
             await send(message)
 
         is_work = scope["method"] == "POST"
-        self.load.count += is_work
+        self.board.add(Count.LOAD, is_work)
         try:
             await self.app(scope, receive, watched)
         finally:
-            self.load.count -= is_work
+            self.board.add(Count.LOAD, -is_work)
             seconds = time.perf_counter() - started
             handler = getattr(scope.get("route"), "path", "none")
             received = scope.get("state", {}).get("body_bytes", 0)

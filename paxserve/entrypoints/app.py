@@ -56,5 +56,5 @@ def create_app(context: ServingContext) -> FastAPI:
             allow_credentials=config.allow_credentials,
         )
     metrics = HttpMetrics(context.engine.metrics.registry)
-    app.add_middleware(AccessLog, config=config, load=context.load, metrics=metrics)
+    app.add_middleware(AccessLog, config=config, board=context.board, metrics=metrics)
     return app

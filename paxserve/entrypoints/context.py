@@ -14,7 +14,7 @@ from paxserve import __version__
 from paxserve.config import EngineConfig
 from paxserve.engine.async_engine import AsyncEngine
 from paxserve.engine.pooling_inputs import PoolingInputs
-from paxserve.entrypoints.access_log import RequestLoad
+from paxserve.engine.switch import EngineSwitch
 from paxserve.entrypoints.protocol.generation import MAX_REQUEST_ID, is_plain_text
 from paxserve.entrypoints.response_store import ResponseStore
 from paxserve.entrypoints.template_renderer import TemplateRenderer
@@ -48,7 +48,8 @@ class ServingContext:
         }[self.server_config.fingerprint_mode]
         self.digest = digest
         self.responses = ResponseStore(self.server_config.max_stored_responses)
-        self.load = RequestLoad()
+        self.board = self.engine.admission.board
+        self.switch = EngineSwitch(self.engine, self.engine.quiet)
         self._renderer: TemplateRenderer | None = None
 
     @property

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from paxserve.config import EngineConfig
 from paxserve.engine.admission import Admission
 from paxserve.engine.async_engine import AsyncEngine
+from paxserve.engine.board import Board
 from paxserve.engine.core_client import CoreClient
 from paxserve.engine.input_processor import InputProcessor
 from paxserve.engine.output_processor import OutputProcessor
@@ -213,6 +214,7 @@ def build_engine(
     server_config: ServerConfig,
     info: ModelInfo,
     tokenizer: Tokenizer | None,
+    board: Board | None = None,
 ) -> AsyncEngine:
     """The engine of a core that is ready."""
     inputs = InputProcessor(
@@ -225,12 +227,14 @@ def build_engine(
         max_prompt_tokens=info.max_sequence_tokens,
     )
     name = (server_config.served_model_name or [engine_config.model.model])[0]
-    metrics = Metrics(name, engine_config, info)
+    board = board or Board()
+    metrics = Metrics(name, engine_config, info, board)
     admission = Admission(
         max_requests=server_config.max_num_queued_reqs,
         max_tokens=server_config.max_num_queued_tokens,
         full_code=server_config.queue_full_status,
         on_refusal=metrics.record_refusal,
+        board=board,
     )
     endpoint = server_config.otlp_traces_endpoint
     tracer = Tracer(endpoint, name) if endpoint else None

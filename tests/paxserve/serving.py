@@ -10,6 +10,7 @@ import httpx
 from paxserve.config import EngineConfig, ModelConfig
 from paxserve.engine.admission import Admission
 from paxserve.engine.async_engine import AsyncEngine
+from paxserve.engine.board import Board
 from paxserve.engine.input_processor import InputProcessor
 from paxserve.engine.output_processor import OutputProcessor
 from paxserve.entrypoints.app import create_app
@@ -41,13 +42,15 @@ class Serving:
             vocab_size=info.vocab_size,
             max_prompt_tokens=info.max_sequence_tokens,
         )
-        metrics = Metrics("fake", self.engine_config, info)
+        board = Board()
+        metrics = Metrics("fake", self.engine_config, info, board)
         config = ServerConfig(**server)
         admission = Admission(
             max_requests=config.max_num_queued_reqs,
             max_tokens=config.max_num_queued_tokens,
             full_code=config.queue_full_status,
             on_refusal=metrics.record_refusal,
+            board=board,
         )
         tracer = Tracer(config.otlp_traces_endpoint, "fake") if config.otlp_traces_endpoint else None
         self.engine = AsyncEngine(

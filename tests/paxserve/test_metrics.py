@@ -33,7 +33,8 @@ def test_counters_follow_the_core_and_gauges_its_last_word():
     for steps, running, pages in ((1, 3, 40), (2, 5, 50), (2, 0, 0)):
         stats = EngineStats(
             num_steps=steps, num_running=running, num_pages=100, num_pages_in_use=pages, prompt_tokens=10 * steps,
-            step_tokens=7 * steps, step_sizes=[0, steps, *[0] * 12], step_seconds={"wait": 0.5 * steps}, recompilations=steps - 1, prefix_cache_hits=steps,
+            step_tokens=7 * steps, step_sizes=[0, steps, *[0] * 12], step_seconds={"wait": 0.5 * steps},
+            recompilations=steps - 1, prefix_cache_hits=steps,
         )  # fmt: skip
         metrics.engine.stats = stats
         assert value(metrics, "vllm:num_requests_running") == running

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
-from paxserve.engine.async_engine import PauseMode
+from paxserve.engine.switch import PauseMode
 from paxserve.entrypoints.context import context_of
 from paxserve.errors import RequestError
 
@@ -21,12 +21,12 @@ async def sleep(request: Request, level: int = 1, mode: PauseMode = "abort") -> 
         raise RequestError(f"level must be 0, 1 or 2, got {level}.", "level")
     if level > 0 and mode == "keep":
         raise RequestError("mode=keep needs level=0: the memory of requests in flight would be freed.", "mode")
-    engine = context_of(request).engine
-    if engine.admission.state == "asleep":
+    switch = context_of(request).switch
+    if switch.is_asleep:
         raise RequestError("The engine is asleep already.", code=409)
     if level == 0:
-        await engine.pause(mode)
-    elif not await engine.sleep(mode, level):
+        await switch.pause(mode)
+    elif not await switch.sleep(mode, level):
         raise RequestError("Requests are still running.", code=409)
     return {"status": "sleeping", "level": level}
 
@@ -36,15 +36,16 @@ async def wake_up(request: Request, tags: Annotated[list[str] | None, Query()] =
     """Work again."""
     if tags:
         raise RequestError("tags is not supported: everything wakes up together.", "tags")
-    engine = context_of(request).engine
-    if engine.admission.state == "asleep":
-        await engine.wake_up()
+    switch = context_of(request).switch
+    if switch.is_asleep:
+        await switch.wake_up()
     else:
-        await engine.resume()
+        await switch.resume()
     return {"status": "awake", "tags": None}
 
 
 @router.get("/is_sleeping")
 async def is_sleeping(request: Request) -> dict[str, bool]:
     """Whether /sleep was the last that was asked for."""
-    return {"is_sleeping": context_of(request).engine.admission.state in ("asleep", "paused")}
+    switch = context_of(request).switch
+    return {"is_sleeping": switch.is_asleep or switch.is_paused}

@@ -60,11 +60,14 @@ def test_new_requests_wait_while_paused_and_are_refused_while_asleep():
         admission.state = "paused"
         refused = asyncio.ensure_future(admission.wait())
         await asyncio.sleep(0)
-        admission.state = "draining"
-        with pytest.raises(RequestError, match="shutting down"):
-            await asyncio.wait_for(refused, 1)
         admission.state = "asleep"
         with pytest.raises(RequestError, match="asleep"):
+            await asyncio.wait_for(refused, 1)
+        with pytest.raises(RequestError, match="asleep"):
+            admission.admit(requests(1))
+        admission.state = "draining"
+        admission.state = "open"  # too late
+        with pytest.raises(RequestError, match="shutting down"):
             admission.admit(requests(1))
 
     asyncio.run(main())
