@@ -49,15 +49,18 @@ class Fetch:
 class DiskTier:
     """Decides nothing but what is still to be read or written; `DiskFolder` keeps the pages."""
 
-    def __init__(self, folder: DiskFolder, *, most_fetched: int) -> None:
-        """`most_fetched` pages are read at most for one request."""
+    def __init__(
+        self, folder: DiskFolder, *, most_fetched: int, num_fetches: int = MOST_FETCHES, num_pending: int = MOST_PENDING
+    ) -> None:
+        """`most_fetched` pages are read at most for one request, for `num_fetches` requests at once."""
         self.folder = folder
         self.most_fetched = most_fetched
+        self._num_fetches = num_fetches
         self.epoch = 0
         """How often everything was forgotten: what was computed before that may not be written any more."""
         self._writer = ThreadPoolExecutor(1, "write-pages")
         self._readers = ThreadPoolExecutor(NUM_READERS, "read-pages")
-        self._pending = threading.BoundedSemaphore(MOST_PENDING)
+        self._pending = threading.BoundedSemaphore(num_pending)
         self._fetches: list[Fetch] = []
         self._fills: list[tuple[bytes, int]] = []
 
@@ -73,7 +76,7 @@ class DiskTier:
     def fetch(self, keys: Iterable[bytes], fetch: Fetch | None) -> Fetch | None:
         """Have pages read that are not part of the fetch yet; None if too much is being read already."""
         if fetch is None:
-            if len(self._fetches) >= MOST_FETCHES:
+            if len(self._fetches) >= self._num_fetches:
                 return None
             fetch = Fetch()
             self._fetches.append(fetch)

@@ -12,6 +12,7 @@ from paxserve.engine.disk_tier import Fetch
 from paxserve.engine.kv_cache import PagePool
 from paxserve.engine.request import Request, Status
 from paxserve.engine.step_plan import StepPlan
+from paxserve.engine.waiting_queue import rank_of
 from paxserve.errors import OutOfPages
 
 NO_PAGE = -1
@@ -159,7 +160,13 @@ class PageTables:
             return True
         fetch = self.pool.disk.fetch(keys, self._fetches.get(request))
         if fetch is None:
-            return False
+            last = max(self._fetches, key=rank_of)
+            if last.rank < request.rank:
+                return False
+            # Else those that others have overtaken would hold up the ones that they themselves wait for.
+            self.forget(last)
+            fetch = self.pool.disk.fetch(keys, None)
+            assert fetch is not None
         self._fetches[request] = fetch
         # What turns out to be damaged is not found the next time.
         return fetch.is_done and all(fetch.content(key) is not None for key in keys)

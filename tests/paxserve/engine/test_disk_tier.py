@@ -43,15 +43,15 @@ class Disk(DiskTier):
         folder.read = read
 
 
-def scheduler_on(disk, num_pages=20):
+def scheduler_on(disk, num_pages=20, max_num_seqs=8):
     pool = PagePool(num_pages, 4, host=HostTier(2), disk=disk)
-    return Scheduler(pool, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=80)
+    return Scheduler(pool, max_num_seqs=max_num_seqs, max_num_batched_tokens=64, max_model_len=80)
 
 
-def add(scheduler, number, prompt):
+def add(scheduler, number, prompt, priority=0):
     source = EngineRequest(
         request_id=f"r{number}", prompt_token_ids=list(prompt), params=SamplingParams(max_tokens=2, ignore_eos=True),
-        arrival_time=0.0,
+        arrival_time=0.0, priority=priority,
     )  # fmt: skip
     (made,) = expand_choices(source, [0], number)
     scheduler.add([made])
@@ -155,6 +155,29 @@ def test_an_aborted_request_gives_its_place_to_the_next(folder):
         take_in(scheduler, step)
     assert count >= MOST_FETCHES
     assert not disk._fetches
+
+
+def test_whoever_comes_first_in_rank_is_read_for_first(folder):
+    """Requests that have been overtaken must not keep the places of those that they wait behind."""
+    disk = Disk(folder)
+    scheduler = scheduler_on(disk, max_num_seqs=MOST_FETCHES)
+    prompts = [[n] * 9 for n in range(2 * MOST_FETCHES + 2)]
+    for number, prompt in enumerate(prompts):
+        on_disk(folder, prompt, [0, 1])
+        add(scheduler, number, prompt, priority=-(number >= MOST_FETCHES))
+        assert scheduler.schedule() is None
+    assert len(disk._fetches) == MOST_FETCHES
+    disk.gate.set()
+    starts = []
+    for _ in range(1000):
+        if (step := scheduler.schedule()) is None:
+            disk.wait(1)
+            continue
+        starts += [int(row.request.request_id[1:]) for row in step.rows if row.start == 8]
+        take_in(scheduler, step)
+    assert not scheduler.has_unfinished()
+    assert sorted(starts) == list(range(2 * MOST_FETCHES + 2))
+    assert min(starts[:2]) >= MOST_FETCHES
 
 
 def test_what_was_computed_before_a_reset_is_not_written_after_it(folder):
