@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from paxserve.config import EngineConfig
+from paxserve.engine.compiler_options import compile_lowered
 from paxserve.engine.pooling_step import PooledModel, PoolingLayout, make_pooling_step, pack_prompts
 from paxserve.engine.program_cache import ProgramCache
 from paxserve.engine.programs import Programs
@@ -76,7 +77,7 @@ class PoolingRunner:
 
     def _compile_step(self, layout: PoolingLayout, weights: Any) -> Any:
         packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32)
-        return jax.jit(self._make_step(layout)).lower(weights, packed).compile()
+        return compile_lowered(jax.jit(self._make_step(layout)).lower(weights, packed), jax.devices()[0].device_kind)
 
     def launch(self, requests: list[EngineRequest]) -> LaunchedBatch:
         """Start a step on the device without waiting for it."""

@@ -26,6 +26,7 @@ from pallas_kernels.ragged_paged_attention import (
 from paxserve.config import EngineConfig
 from paxserve.engine.batch import Layout, MultiLayout
 from paxserve.engine.buckets import is_essential, multi_layouts, plain_layouts, rich_layouts
+from paxserve.engine.compiler_options import compile_lowered
 from paxserve.engine.multi_step import make_multi_step
 from paxserve.engine.page_budget import group_layers
 from paxserve.engine.step import DeviceState, RichState, StepShape, make_step
@@ -60,7 +61,8 @@ class Program(NamedTuple):
 
     def compile(self) -> Any:
         """The compiled program."""
-        return self.lower().compile()
+        device = jax.devices()[0] if self.mesh is None else self.mesh.devices.flat[0]
+        return compile_lowered(self.lower(), device.device_kind)
 
 
 class ProgramSpecs:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+UNRATED = str(2**63 - 1)
 OP_NAME = re.compile(r'op_name="([^"]*)"')
 CALLED = re.compile(r"\b(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
@@ -28,7 +29,13 @@ class Instruction(NamedTuple):
     def cycles(self) -> int | None:
         """The compiler's estimate of one run, where it made one; kernels and collectives have none."""
         match = CYCLES.search(self.attributes)
-        return None if match is None else int(match[1])
+        return None if match is None or match[1] == UNRATED else int(match[1])
+
+    @property
+    def is_unrated(self) -> bool:
+        """Whether the compiler has said that it has no estimate, as it does of what a sparse core copies or gathers."""
+        match = CYCLES.search(self.attributes)
+        return match is not None and match[1] == UNRATED
 
     @property
     def op_name(self) -> str:

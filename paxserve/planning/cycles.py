@@ -34,6 +34,8 @@ class Cycles(NamedTuple):
     kernels: list[Cost]
     """Pallas kernels."""
     collectives: list[Cost]
+    unrated: list[Cost]
+    """What sparse cores copy and gather, of which the compiler says that it has no estimate."""
 
     @property
     def total(self) -> int:
@@ -52,12 +54,14 @@ def read_cycles(text: str) -> Cycles:
 
 
 def _walk(compiled: CompiledText, computation: str, trips: int) -> Cycles:
-    found = Cycles([], [], [])
+    found = Cycles([], [], [], [])
     for instruction in compiled.computations[computation]:
         cost = Cost(instruction, trips)
         if kind := _collective(compiled, instruction):
             found.collectives.append(cost._replace(kind=kind))
-        if instruction.cycles is not None:
+        if instruction.is_unrated:
+            found.unrated.append(cost)
+        elif instruction.cycles is not None:
             found.costs.append(cost)
         if instruction.opcode == "custom-call" and 'custom_call_target="tpu_custom_call"' in instruction.attributes:
             found.kernels.append(cost)
@@ -67,7 +71,7 @@ def _walk(compiled: CompiledText, computation: str, trips: int) -> Cycles:
         elif instruction.opcode == "conditional":
             branches = [_walk(compiled, name, trips) for name in instruction.called]
             _extend(found, min(branches, key=lambda branch: branch.total))
-        elif instruction.opcode in ("call", "async-start"):
+        elif instruction.opcode in ("call", "call-start", "async-start"):
             for name in instruction.called:
                 _extend(found, _walk(compiled, name, trips))
     return found

@@ -171,7 +171,7 @@ def _cycles(compiled: Any) -> Cycles:
     try:
         return read_cycles(compiled.as_text())
     except jax.errors.JaxRuntimeError:
-        return Cycles([], [], [])
+        return Cycles([], [], [], [])
 
 
 def _collectives(cycles: Cycles) -> Counter[str]:

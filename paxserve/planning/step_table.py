@@ -1,7 +1,7 @@
 """What the TPU compiler makes of whole steps: the table in docs/tpu.md.
 
-`python -m paxserve.planning.step_table CONFIGS` writes it; CONFIGS is a folder of config.json files named by model, as
-tests/models/configs is.
+`python -m paxserve.planning.step_table CONFIGS` writes it, with `--only TOPOLOGY …` only the rows of these slices. CONFIGS
+is a folder of config.json files named by model, as tests/models/configs is.
 """
 
 import argparse
@@ -35,10 +35,13 @@ CASES = (
     Case("v6e:1x1", "qwen3-0.6b"),
     Case("v6e:1x1", "smollm2-135m", (64, 512, 2048)),
     Case("v5p:1x1x1", "llama-3.1-8b", (64,)),
-    Case("tpu7x:1x1x1", "llama-3.1-8b", (64,)),
+    Case("tpu7x:1x1x1", "llama-3.1-8b"),
+    Case("tpu7x:1x1x1", "qwen3-0.6b", (64,)),
     Case("v5e:2x2", "llama-3.1-8b", (64, 512, 2048)),
     Case("v6e:2x4", "llama-3.3-70b", (64, 512, 2048)),
     Case("v6e:4x4", "llama-3.3-70b", (64,)),
+    Case("tpu7x:2x2x1", "llama-3.3-70b", (64,)),
+    Case("tpu7x:2x2x1", "qwen3-30b-a3b"),
     Case("v6e:2x4", "mixtral-8x7b", (64,)),
     Case("v6e:2x4", "qwen3-30b-a3b"),
     Case("v6e:2x4", "deepseek-v2-lite"),
@@ -86,12 +89,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("configs", type=Path)
     parser.add_argument("--document", type=Path, default=Path("docs/tpu.md"))
+    parser.add_argument("--only", nargs="+", metavar="TOPOLOGY", help="leave the rows of other slices as they are")
     arguments = parser.parse_args()
+    old = arguments.document.read_text().split(START)[1].split(END)[0].splitlines()
     lines = [*HEADER]
     for case in CASES:
+        if arguments.only and case.topology not in arguments.only:
+            lines += [line for line in old if line.startswith(f"| {case.topology} | {case.model} |")]
+            continue
         for row in rows(case, arguments.configs):
             lines.append(row)
             print(row, flush=True)
+    # Read again: compiling has taken minutes.
     head, rest = arguments.document.read_text().split(START)
     _, tail = rest.split(END)
     arguments.document.write_text("\n".join([f"{head}{START}", "", *lines, "", f"{END}{tail}"]))

@@ -1,8 +1,9 @@
 """How long a step would take: the compiler's estimates, what they leave out, and the floor that the chip sets.
 
-Operations of XLA: estimated cycles at the chip's clock. Kernels, which carry no estimate: the time to read keys and
-values, or the experts that tokens go to, at the HBM's rate, or to multiply at the matrix unit's. Collectives: their
-bytes at the interconnect's rate, without latency.
+Operations of XLA: estimated cycles at the chip's clock; of those that sparse cores run, which carry no estimate, the
+result's bytes read and written at the HBM's rate. Kernels, which carry none either: the time to read keys and values,
+or the experts that tokens go to, at the HBM's rate, or to multiply at the matrix unit's. Collectives: their bytes at
+the interconnect's rate, without latency.
 """
 
 from dataclasses import dataclass
@@ -62,8 +63,9 @@ def step_time(engine: DescribedEngine, cycles: Cycles, work: StepWork) -> StepTi
         cost.trips * collective_seconds(cost.kind, cost.instruction.result_bytes, shards, chip)
         for cost in cycles.collectives
     )
+    unrated = sum(2 * cost.trips * cost.instruction.result_bytes for cost in cycles.unrated)
     return StepTime(
-        operations=cycles.total / chip.clock_hz,
+        operations=cycles.total / chip.clock_hz + unrated / chip.hbm_bytes_per_second,
         attention=attention,
         experts=_expert_seconds(engine, work) if engine.config.compile.expert_backend == "tpu" else 0.0,
         collectives=collectives,

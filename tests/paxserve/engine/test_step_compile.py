@@ -76,6 +76,7 @@ class Case(NamedTuple):
 # turned round by one all-to-all, so that each device samples for its rows, and the tokens of all are gathered.
 DEFAULT = [
     Case("llama-3.1-8b", "v6e:1x1", 64, 48),
+    Case("llama-3.1-8b", "tpu7x:1x1x1", 64, 100),
     Case("llama-3.3-70b", "v6e:2x4", 64, 12, (162, 0, 1)),
     Case("qwen3-30b-a3b", "v6e:2x4", 64, 12, (98, 0, 1)),
     Case("deepseek-v2-lite", "v6e:2x4", 64, 12, (56, 0, 1)),
@@ -94,6 +95,11 @@ FURTHER = [
     Case("llama-3.3-70b", "v6e:2x4", 512, 20, (162, 0, 1)),
     Case("llama-3.3-70b", "v6e:2x4", 2048, 80, (162, 0, 1)),
     Case("llama-3.1-8b", "v5p:1x1x1", 64, 100),
+    Case("llama-3.1-8b", "tpu7x:1x1x1", 2048, 170),
+    Case("qwen3-0.6b", "tpu7x:1x1x1", 64, 170),
+    Case("llama-3.3-70b", "tpu7x:2x2x1", 64, 16, (162, 0, 1)),
+    Case("qwen3-30b-a3b", "tpu7x:2x2x1", 64, 14, (98, 0, 1)),
+    Case("qwen3-30b-a3b", "tpu7x:2x2x1", 2048, 260, (98, 0, 1)),
     Case("llama-3.3-70b", "v6e:4x4", 64, 12, (162, 0, 1)),
     Case("qwen3-235b-a22b", "v6e:8x8", 64, 10, (190, 0, 1)),
     Case("mixtral-8x7b", "v6e:2x4", 64, 12, (66, 0, 1)),

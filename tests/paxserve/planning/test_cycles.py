@@ -18,12 +18,19 @@ HloModule jit_step, is_scheduled=true
   ROOT %all-reduce.2 = f32[64]{0} all-reduce(%p.1), replica_groups={{0,1}}, to_apply=%sum
 }
 
+%offloaded (p.2: f32[64]) -> f32[64] {
+  %p.2 = f32[64]{0} parameter(0)
+  %u = f32[64]{0} copy(%p.2), backend_config={"window_config":{"estimated_cycles":"9223372036854775807"}}
+  ROOT %all-reduce.3 = f32[64]{0} all-reduce(%p.2), replica_groups={{0,1}}, to_apply=%sum
+}
+
 %body (t: (s32[], bf16[8,128])) -> (s32[], bf16[8,128]) {
   %t = (s32[]{:T(128)}, bf16[8,128]{1,0:T(8,128)(2,1)S(1)}) parameter(0)
   %x = bf16[8,128]{1,0:T(8,128)(2,1)} get-tuple-element(%t), index=1
   %f = bf16[8,128]{1,0:T(8,128)} fusion(%x), calls=%fused.1, metadata={op_name="mul"}, c={"estimated_cycles":"100"}
   %k = bf16[8,128]{1,0} custom-call(%f), custom_call_target="tpu_custom_call"
   %r = f32[64]{0} fusion(%k), kind=kCustom, calls=%reducing
+  %s = ((f32[64]{0}), f32[64]{0}) call-start(%r), async_execution_thread="sparsecore", to_apply=%offloaded
   ROOT %out = (s32[]{:T(128)}, bf16[8,128]{1,0}) tuple(%t, %k)
 }
 
@@ -61,7 +68,17 @@ def test_cycles_times_trips_and_the_cheapest_branch():
 def test_kernels_and_collectives_are_apart():
     cycles = read_cycles(TEXT)
     assert [(cost.instruction.name, cost.trips) for cost in cycles.kernels] == [("k", 32)]
-    assert [(cost.kind, cost.trips) for cost in cycles.collectives] == [("all-reduce", 32), ("all-gather", 1)]
+    assert [(cost.kind, cost.trips) for cost in cycles.collectives] == [
+        ("all-reduce", 32),
+        ("all-reduce", 32),
+        ("all-gather", 1),
+    ]
+
+
+def test_what_sparse_cores_run_has_no_estimate():
+    cycles = read_cycles(TEXT)
+    assert [(cost.instruction.name, cost.trips) for cost in cycles.unrated] == [("u", 32)]
+    assert "u" not in {cost.instruction.name for cost in cycles.costs}
 
 
 def test_what_is_inside_fusions_has_no_memory_of_its_own():

@@ -33,3 +33,17 @@ def test_it_is_written_between_the_markers(folder, monkeypatch):
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "refused" in text
+
+
+def test_rows_of_other_slices_can_be_left(folder, monkeypatch):
+    kept, old = "| v5e:1x1 | tiny | 64 | kept |", "| v6e:1x1 | tiny | 64 | old |"
+    document = folder / "tpu.md"
+    document.write_text(f"{step_table.START}\n{kept}\n{old}\n{step_table.END}\n")
+    monkeypatch.setattr(step_table, "CASES", (Case("v5e:1x1", "tiny"), Case("v6e:1x1", "tiny")))
+    argv = ["step_table", str(folder), "--document", str(document), "--only", "v6e:1x1"]
+    monkeypatch.setattr(sys, "argv", argv)
+    step_table.main()
+    text = document.read_text()
+    assert kept in text
+    assert "refused" in text
+    assert "old" not in text
