@@ -1,7 +1,7 @@
 """What the TPU compiler makes of whole steps: the table in docs/tpu.md.
 
-`python -m paxserve.planning.step_table CONFIGS` writes it, with `--only TOPOLOGY …` only the rows of these slices. CONFIGS
-is a folder of config.json files named by model, as tests/models/configs is.
+`python -m paxserve.planning.step_table CONFIGS` writes it, with `--only TOPOLOGY …` no rows but those of these slices.
+CONFIGS is a folder of config.json files named by model, as tests/models/configs is.
 """
 
 import argparse
