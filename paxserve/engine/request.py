@@ -127,6 +127,13 @@ class Request:
             self.page_hashes(page + 1, page_size)
         return self._page_hashes[page]
 
+    def add_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> None:
+        """Take in what the tokens from place `start` on tell of those behind them."""
+        for position, entry in enumerate(entries, start=start + 1):
+            # A preempted prompt is computed twice; its tokens' numbers are taken once.
+            if position == len(self.prompt_logprobs) < self.prompt_len:
+                self.prompt_logprobs.append(entry)
+
     def copy(self, index: int) -> "Request":
         """A request of its own with the same tokens, which holds nothing yet and waits."""
         child = Request(self._source, index=index, seed=self.seed, arrival=self.arrival)

@@ -20,6 +20,7 @@ from paxserve.engine.decode_steps import DecodeSet, DecodeStep
 from paxserve.engine.kv_cache import PagePool
 from paxserve.engine.page_tables import PageTables
 from paxserve.engine.page_writers import PageWriters
+from paxserve.engine.prefill_limits import PrefillLimits
 from paxserve.engine.request import Request, Status
 from paxserve.engine.step_plan import RowResult, ScheduledRow, ScheduledStep, StepPlan
 from paxserve.engine.waiting_queue import Deadlines, WaitingQueue, rank_of
@@ -41,11 +42,7 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
-        enable_chunked_prefill: bool = True,
-        max_num_partial_prefills: int = 1,
-        max_long_partial_prefills: int = 1,
-        long_prefill_token_threshold: int = 0,
-        short_prompt_share: float = 0.25,
+        prefill: PrefillLimits | None = None,
         num_scheduler_steps: int = 1,
     ) -> None:
         self.pool = pool
@@ -53,11 +50,7 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_sequence_tokens = pool.most_tokens(max_model_len, max_num_batched_tokens)
-        self.enable_chunked_prefill = enable_chunked_prefill
-        self.max_num_partial_prefills = max_num_partial_prefills
-        self.max_long_partial_prefills = max_long_partial_prefills
-        self.long_prefill_token_threshold = long_prefill_token_threshold
-        self.short_prompt_share = short_prompt_share if enable_chunked_prefill else 0.0
+        self.prefill = prefill or PrefillLimits()
         self.num_scheduler_steps = num_scheduler_steps
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
@@ -77,11 +70,7 @@ class Scheduler:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
-            enable_chunked_prefill=config.enable_chunked_prefill,
-            max_num_partial_prefills=config.max_num_partial_prefills,
-            max_long_partial_prefills=config.max_long_partial_prefills,
-            long_prefill_token_threshold=config.long_prefill_threshold(max_model_len),
-            short_prompt_share=config.short_prompt_share,
+            prefill=PrefillLimits.of(config, max_model_len),
             num_scheduler_steps=config.num_scheduler_steps,
         )
 
@@ -201,7 +190,7 @@ class Scheduler:
             if request.is_finished:
                 continue
             if request.wants_prompt_logprobs:
-                self._collect_prompt_logprobs(request, row, result)
+                request.add_prompt_logprobs(row.start, result.prompt_logprobs)
             if row.samples:
                 request.num_pending -= 1
                 if request.group is None:
@@ -265,18 +254,10 @@ class Scheduler:
 
     # How a step is put together
 
-    def _chunk(self, request: Request, remaining: int, plan: StepPlan) -> int:
-        """How many of its remaining tokens the request may compute in this step."""
-        threshold = self.long_prefill_token_threshold
-        return min(remaining, plan.budget, threshold if threshold > 0 else remaining)
-
-    def _is_long(self, request: Request) -> bool:
-        return 0 < self.long_prefill_token_threshold < request.prompt_len
-
     def _continue(self, request: Request, plan: StepPlan) -> None:
         """Plan the next tokens of a running request; the last in rank give up their pages for it, it being one."""
         remaining = request.num_tokens - request.num_computed
-        count = self._chunk(request, remaining, plan)
+        count = self.prefill.chunk(remaining, plan.budget)
         while not self.tables.grow(request, request.num_computed + count, plan):
             victim = max(self.running, key=rank_of)
             plan.drop(victim)
@@ -285,11 +266,7 @@ class Scheduler:
                 return
         plan.add(request, count)
         if count < remaining:
-            self._count_partial(request, plan)
-
-    def _count_partial(self, request: Request, plan: StepPlan) -> None:
-        plan.num_partial += 1
-        plan.num_long_partial += self._is_long(request)
+            self.prefill.count(request, plan)
 
     def _admit_short(self, plan: StepPlan, prefills: list[Request]) -> int:
         """Let short prompts overtake those that are being computed in parts; returns how many were started.
@@ -297,7 +274,7 @@ class Scheduler:
         They get a share of the step's tokens, fit into it whole, have no worse priority, and come only while there
         are pages to spare: they must not cost those that run theirs.
         """
-        share = min(plan.budget, int(self.max_num_batched_tokens * self.short_prompt_share))
+        share = min(plan.budget, self.prefill.share_of(self.max_num_batched_tokens))
         left = plan.budget - sum(request.num_tokens - request.num_computed for request in prefills)
         if left >= share:
             return 0
@@ -359,15 +336,13 @@ class Scheduler:
         if writers.has_page_for(request, num_computed):
             return None
         remaining = request.num_tokens - num_computed
-        count = self._chunk(request, remaining, plan)
+        count = self.prefill.chunk(remaining, plan.budget)
         if count < remaining:
             if is_whole:
                 return None
-            if not self.enable_chunked_prefill and remaining <= self.max_num_batched_tokens:
+            if not self.prefill.enable_chunked_prefill and remaining <= self.max_num_batched_tokens:
                 return 0
-            if plan.num_partial >= self.max_num_partial_prefills:
-                return None
-            if self._is_long(request) and plan.num_long_partial >= self.max_long_partial_prefills:
+            if not self.prefill.may_begin(request, plan):
                 return None
         if not self.tables.is_at_hand(request, found):
             return None
@@ -375,7 +350,7 @@ class Scheduler:
             return 0
         self.tables.start(request, found, num_computed + count, plan)
         if count < remaining:
-            self._count_partial(request, plan)
+            self.prefill.count(request, plan)
         self._note_start(request, found.num_loaded_pages * self.pool.page_size)
         request.slot = self._free_slots.pop()
         request.status = Status.RUNNING
@@ -498,11 +473,7 @@ class Scheduler:
         self._preempt(max(held, key=rank_of))
         return True
 
-    def _collect_prompt_logprobs(self, request: Request, row: ScheduledRow, result: RowResult) -> None:
-        for position, entry in enumerate(result.prompt_logprobs, start=row.start + 1):
-            # A preempted prompt is computed twice; its tokens' numbers are taken once.
-            if position == len(request.prompt_logprobs) < request.prompt_len:
-                request.prompt_logprobs.append(entry)
+    # The end
 
     def _finish(self, request: Request, reason: str) -> None:
         if request.status is Status.RUNNING:

@@ -92,7 +92,7 @@ class CheckedLoop:
         assert all(row.num_tokens > 0 for row in step.rows)
         is_long = [row.num_tokens > 1 for row in step.rows]
         assert is_long == sorted(is_long), "decode rows come first"
-        if threshold := options["long_prefill_token_threshold"]:
+        if threshold := options["prefill"].long_prefill_token_threshold:
             assert all(row.num_tokens <= threshold for row in step.rows)
         for row in step.rows:
             assert row.request.num_cached_tokens < row.request.prompt_len

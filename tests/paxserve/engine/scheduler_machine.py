@@ -8,6 +8,7 @@ from paxserve.beam_search_params import BeamSearchParams
 from paxserve.engine.beam_group import first_beam
 from paxserve.engine.host_tier import HostTier
 from paxserve.engine.kv_cache import PagePool
+from paxserve.engine.prefill_limits import PrefillLimits
 from paxserve.engine.request import expand_choices
 from paxserve.messages import EngineRequest
 from paxserve.sampling_params import SamplingParams
@@ -54,9 +55,11 @@ class EngineMachine(CheckedLoop, RuleBasedStateMachine):
         num_partial, num_long, threshold = partial if chunked else (1, 1, 0)
         self.prepare(depth, salt, {
             "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max(budget, max_num_seqs),
-            "max_model_len": max_model_len, "enable_chunked_prefill": chunked,
-            "max_num_partial_prefills": num_partial, "max_long_partial_prefills": num_long,
-            "long_prefill_token_threshold": threshold, "num_scheduler_steps": ahead,
+            "max_model_len": max_model_len, "num_scheduler_steps": ahead,
+            "prefill": PrefillLimits(
+                enable_chunked_prefill=chunked, max_num_partial_prefills=num_partial,
+                max_long_partial_prefills=num_long, long_prefill_token_threshold=threshold,
+            ),
         })  # fmt: skip
         self.pages = {
             "num_pages": num_pages * len(reaches), "page_size": page_size, "enable_prefix_caching": caching,

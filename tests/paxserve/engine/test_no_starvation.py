@@ -6,6 +6,7 @@ from collections import deque
 import pytest
 
 from paxserve.engine.kv_cache import PagePool
+from paxserve.engine.prefill_limits import PrefillLimits
 from paxserve.engine.request import expand_choices
 from paxserve.engine.scheduler import Scheduler
 from paxserve.engine.step_plan import RowResult
@@ -22,8 +23,9 @@ class Crowd:
 
     def __init__(self, *, num_pages: int, every: int, priority: int, **limits) -> None:
         self.scheduler = Scheduler(
-            PagePool(num_pages, 16), max_num_seqs=8, max_num_batched_tokens=BUDGET, max_model_len=LONG + 64, **limits
-        )
+            PagePool(num_pages, 16), max_num_seqs=8, max_num_batched_tokens=BUDGET, max_model_len=LONG + 64,
+            prefill=PrefillLimits(**limits),
+        )  # fmt: skip
         self.every, self.priority = every, priority
         self.arrivals = itertools.count()
         self.launched = deque()

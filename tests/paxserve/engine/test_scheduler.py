@@ -1,6 +1,7 @@
 import pytest
 
 from paxserve.engine.kv_cache import PagePool
+from paxserve.engine.prefill_limits import PrefillLimits
 from paxserve.engine.request import expand_choices
 from paxserve.engine.scheduler import Scheduler
 from paxserve.engine.step_plan import RowResult
@@ -13,11 +14,12 @@ EOS = 2
 class Driver:
     """A scheduler with a fake device that always samples token 7."""
 
-    def __init__(self, *, num_pages=64, page_size=4, seqs=8, budget=16, **kwargs):
+    def __init__(self, *, num_pages=64, page_size=4, seqs=8, budget=16, **limits):
         self.pool = PagePool(num_pages, page_size)
         self.scheduler = Scheduler(
-            self.pool, max_num_seqs=seqs, max_num_batched_tokens=budget, max_model_len=256, **kwargs
-        )
+            self.pool, max_num_seqs=seqs, max_num_batched_tokens=budget, max_model_len=256,
+            prefill=PrefillLimits(**limits),
+        )  # fmt: skip
         self.outputs = {}
         self.count = 0
 
