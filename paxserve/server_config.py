@@ -11,6 +11,9 @@ from paxserve.config import environment_api_key
 from paxserve.errors import ConfigError
 from paxserve.sampling_params import MAX_BAD_WORDS, MAX_N
 
+MAX_FRONTS = 256
+"""Most front processes: far more than one engine can feed."""
+
 LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 
 
@@ -150,6 +153,8 @@ class OperationConfig:
     """Paths whose requests are not logged, such as /health and /metrics."""
     otlp_traces_endpoint: str | None = None
     """Address of an OpenTelemetry collector that gets a trace of each request (OTLP over HTTP, as JSON)."""
+    api_server_count: int = 1
+    """Front processes that answer HTTP on the one port, in front of the one engine."""
     shutdown_timeout: float = 30.0
     """Seconds that running requests get to finish after SIGTERM; meanwhile /health and new requests get 503."""
 
@@ -188,6 +193,7 @@ class ServerConfig(ListenConfig, LimitConfig, AnswerConfig, OperationConfig):
             self._expect(path is None or os.access(path, os.R_OK), name, "a file that can be read")
         self._expect(not self.root_path or self.root_path.startswith("/"), "root_path", "a path such as /models")
         self._expect(0 <= self.port < 65536, "port", "between 0 and 65535")
+        self._expect(1 <= self.api_server_count <= MAX_FRONTS, "api_server_count", f"between 1 and {MAX_FRONTS}")
         self._expect(self.shutdown_timeout >= 0, "shutdown_timeout", "at least 0")
         for name in AT_LEAST_ONE:
             self._expect(getattr(self, name) >= 1, name, "at least 1")
@@ -214,6 +220,11 @@ class ServerConfig(ListenConfig, LimitConfig, AnswerConfig, OperationConfig):
             raise ConfigError("admin_api_key must differ from api_key: whoever has the one would have the other.")
         if self.allow_credentials and "*" in self.allowed_origins:
             raise ConfigError("allow_credentials needs allowed_origins that are named: with * any page could log in.")
+
+    @property
+    def log_level(self) -> str:
+        """Python's name of the log's level."""
+        return "DEBUG" if self.uvicorn_log_level == "trace" else self.uvicorn_log_level.upper()
 
     def _expect(self, condition: bool, name: str, expected: str) -> None:
         if not condition:

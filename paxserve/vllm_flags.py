@@ -18,7 +18,6 @@ IMPLIED = {
 """Switches that ask for what is always so: accepted with a note that says it."""
 
 NEUTRAL = {
-    "api-server-count": ("1",),
     "data-parallel-size": ("1",),
     "pipeline-parallel-size": ("1",),
     "cpu-offload-gb": ("0",),
@@ -82,7 +81,6 @@ REFUSED = {
     "max-cpu-loras": NOT_YET,
     "pipeline-parallel-size": NOT_YET,
     "data-parallel-size": ONE_ENGINE,
-    "api-server-count": "one process answers HTTP",
     "enable-expert-parallel": NOT_YET,
     "distributed-executor-backend": ONE_ENGINE,
     "disable-log-stats": "the log has one line every ten seconds of work, and none while idle",

@@ -32,11 +32,11 @@ class FrontRoutes:
     def join(self, front: int) -> None:
         """Expect requests of this front."""
         self._sockets[front] = self._connect(front)
-        self._told[front] = 0.0
+        self._told |= {FIRST: 0.0, front: 0.0}
 
     def leave(self, front: int) -> list[str]:
         """Forget a front, and what was to be sent to it; returns its requests in flight."""
-        if front in self._told:
+        if front != FIRST and front in self._sockets:
             del self._told[front]
             self._sockets.pop(front).close(linger=0)
         left = [request_id for request_id, (owner, _) in self._owners.items() if owner == front]
@@ -46,7 +46,7 @@ class FrontRoutes:
 
     def own(self, request: EngineRequest, front: int) -> bool:
         """Note whose request this is; False for a front that has left, whose requests nobody waits for."""
-        if front in self._told:
+        if front != FIRST and front in self._sockets:
             self._owners[request.request_id] = front, set(range(request.params.n))
         return front in self._sockets
 
@@ -83,7 +83,7 @@ class FrontRoutes:
     def check_integrity(self, *, is_idle: bool) -> None:
         """Assert that no request is remembered longer than the core has it; for tests."""
         assert not (is_idle and self._owners), self._owners
-        assert all(front in self._told and choices for front, choices in self._owners.values())
+        assert all(front in self._sockets and choices for front, choices in self._owners.values())
 
     def close(self) -> None:
         """Close the sockets; what is on its way still gets there."""

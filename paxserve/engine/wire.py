@@ -11,6 +11,9 @@ from paxserve.messages import DecodedTokens, EngineOutput, EngineRequest, Engine
 REQUESTS = "requests"
 """Name of the socket on which the core listens."""
 
+BOARD = "board"
+"""Name of the file with the fronts' shared numbers, beside it."""
+
 
 def outputs_name(front: int) -> str:
     """Name of the socket on which a front listens; the first one's is the plain name."""

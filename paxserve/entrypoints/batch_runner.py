@@ -45,6 +45,8 @@ def run_batch(
 ) -> int:
     """Answer every request of `source` that `target` has no answer to: 1 if some of them got none, else 0."""
     configure_logging("WARNING")
+    if server.api_server_count > 1:
+        raise ConfigError("api_server_count must be 1: a batch is answered by one process.")
     try:
         lines = read_lines(source)
         done = keep_answers(target)

@@ -15,8 +15,10 @@ from paxserve.config import EngineConfig
 from paxserve.engine.async_engine import AsyncEngine
 from paxserve.engine.pooling_inputs import PoolingInputs
 from paxserve.engine.switch import EngineSwitch
+from paxserve.entrypoints.desk import Desk, Order
+from paxserve.entrypoints.fronts import FrontGoneError, Fronts, OneFront, quiet
 from paxserve.entrypoints.protocol.generation import MAX_REQUEST_ID, is_plain_text
-from paxserve.entrypoints.response_store import ResponseStore
+from paxserve.entrypoints.response_store import MAX_CHARACTERS, ResponseStore, not_found, owner_of
 from paxserve.entrypoints.template_renderer import TemplateRenderer
 from paxserve.errors import RequestError
 from paxserve.loaders.tokenizer import Tokenizer
@@ -35,6 +37,8 @@ class ServingContext:
     chat_template: str | None = None
     """The template that replaces the tokenizer's."""
     created: int = field(default_factory=lambda: int(time.time()))
+    front: int = 0
+    """The number of this front process; 0 for the only one."""
 
     def __post_init__(self) -> None:
         self.pooling = PoolingInputs(self.engine.input_processor.tokenizer, self.model_info)
@@ -47,9 +51,17 @@ class ServingContext:
             "none": None,
         }[self.server_config.fingerprint_mode]
         self.digest = digest
-        self.responses = ResponseStore(self.server_config.max_stored_responses)
+        # Each of several fronts keeps its share.
+        num_fronts = self.server_config.api_server_count
+        self.responses = ResponseStore(
+            max(1, self.server_config.max_stored_responses // num_fronts),
+            MAX_CHARACTERS // num_fronts,
+            front=self.front,
+        )
+        self.desk = Desk(self.engine, self.responses)
+        self.fronts: Fronts = OneFront(self.engine, self.desk)
         self.board = self.engine.admission.board
-        self.switch = EngineSwitch(self.engine, self.engine.quiet)
+        self.switch = EngineSwitch(self.engine, lambda is_end: quiet(self.fronts, is_end))
         self._renderer: TemplateRenderer | None = None
 
     @property
@@ -79,6 +91,13 @@ class ServingContext:
     def default_values(self) -> dict[str, Any]:
         """The sampling values that the model's generation config sets."""
         return self.engine.input_processor.default_values
+
+    async def ask_owner(self, response_id: str, order: Order) -> Any:
+        """The answer of the front that keeps a response. Raises `RequestError` (404) when it has ended."""
+        try:
+            return await self.fronts.ask(owner_of(response_id), order)
+        except FrontGoneError:
+            raise not_found(response_id) from None
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer under. Raises `RequestError` (404) for a model that is not served."""

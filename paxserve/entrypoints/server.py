@@ -3,28 +3,27 @@
 import asyncio
 import gc
 import logging
-import signal
-import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from paxserve.config import EngineConfig
 from paxserve.engine.admission import Admission
-from paxserve.engine.async_engine import AsyncEngine
+from paxserve.engine.async_engine import AsyncEngine, Client
 from paxserve.engine.board import Board
-from paxserve.engine.core_client import CoreClient
+from paxserve.engine.front_routes import FIRST
 from paxserve.engine.input_processor import InputProcessor
 from paxserve.engine.output_processor import OutputProcessor
 from paxserve.entrypoints.app import create_app
 from paxserve.entrypoints.context import ServingContext
 from paxserve.entrypoints.http_protocol import bounded_protocol
+from paxserve.entrypoints.station import Station
 from paxserve.entrypoints.stats_log import log_stats
-from paxserve.entrypoints.waiting_room import WaitingRoom
+from paxserve.entrypoints.stop_requests import StopRequests
 from paxserve.errors import ConfigError
 from paxserve.loaders.checkpoint import open_tokenizer
 from paxserve.loaders.tokenizer import Tokenizer
@@ -35,9 +34,6 @@ from paxserve.server_config import ServerConfig
 from paxserve.tracing import Tracer
 
 logger = logging.getLogger(__name__)
-
-UVICORN_LEVELS = {"trace": "DEBUG"}
-"""uvicorn's names for levels of the log that are not Python's."""
 
 DRAIN_SECONDS = 0.02
 """How often a server that is to stop looks whether its requests have ended."""
@@ -58,40 +54,9 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-class StopSignals:
-    """SIGTERM and SIGINT: the first asks to stop, the second insists."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.asked = asyncio.Event()
-        self.on_signal: Callable[[int], None] = lambda count: None
-        self._count = 0
-        self._loop = loop
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._handle)
-
-    def ignore(self) -> None:
-        """Let nothing interrupt the rest, which is short: the core is told to leave, and killed if it does not."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_IGN)
-
-    def _handle(self) -> None:
-        self._count += 1
-        self.asked.set()
-        self.on_signal(self._count)
-
-
-def run(
-    client: CoreClient,
-    listener: socket.socket,
-    waiting_room: WaitingRoom,
-    engine_config: EngineConfig,
-    server_config: ServerConfig,
-    started: float,
-) -> int:
-    """Serve on `listener`; the exit status."""
-    level = UVICORN_LEVELS.get(server_config.uvicorn_log_level, server_config.uvicorn_log_level.upper())
-    configure_logging(level, server_config.log_format, ["uvicorn"])
+def run(serving: Callable[[uvicorn.Config], Coroutine[Any, Any, int]], server_config: ServerConfig) -> int:
+    """The exit status of `serving`, which gets uvicorn's configuration, in an event loop of its kind."""
+    configure_logging(server_config.log_level, server_config.log_format, ["uvicorn"])
     config = uvicorn.Config(
         _no_app,
         log_config=None,  # its loggers write as ours do
@@ -108,73 +73,60 @@ def run(
         ws="none",
     )
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        return runner.run(_serve(client, listener, waiting_room, engine_config, server_config, config, started))
+        return runner.run(serving(config))
 
 
-async def _serve(
-    client: CoreClient,
-    listener: socket.socket,
-    waiting_room: WaitingRoom,
-    engine_config: EngineConfig,
-    server_config: ServerConfig,
-    config: uvicorn.Config,
-    started: float,
+async def serve(
+    station: Station, engine_config: EngineConfig, server_config: ServerConfig, config: uvicorn.Config
 ) -> int:
-    signals = StopSignals(asyncio.get_running_loop())
-    logger.info("Loading %s", engine_config.model.model)
-    loaded = await _load(client, engine_config, server_config, signals)
+    """Serve at a station until told to stop; the exit status."""
+    stop = station.stop_requests()
+    if station.front == FIRST:  # else the launcher says so, once
+        logger.info("Loading %s", engine_config.model.model)
+    loaded = await _load(station, engine_config, server_config, stop)
     if loaded is None:
-        signals.ignore()
-        client.kill()
+        stop.ignore()
+        station.give_up()
         return 0
     info, tokenizer, chat_template = loaded
-    engine = build_engine(client, engine_config, server_config, info, tokenizer)
+    engine = build_engine(station.client, engine_config, server_config, info, tokenizer, station.board, station.front)
     context = ServingContext(
         engine=engine,
         engine_config=engine_config,
         server_config=server_config,
         model_info=info,
         chat_template=chat_template,
+        created=station.created,
+        front=station.front,
     )
     config.app = create_app(context)
     server = HttpServer(config)
     loop = asyncio.get_running_loop()
     stopper = Stopper(server, engine, server_config.shutdown_timeout)
-    signals.on_signal = stopper.stop
+    stop.on_request = stopper.stop
     engine.on_death = lambda error: _stop_soon(loop, server)
     engine.start()
-    stats_log = asyncio.ensure_future(log_stats(engine))
+    stats_log = asyncio.ensure_future(log_stats(engine)) if station.front == FIRST else None
     gc.collect()
     gc.freeze()  # what is loaded by now stays: full collections would walk it all and delay every stream
-    waiting_room.close()  # from here on clients wait in line rather than being turned away
-    logger.info(
-        "Serving %s on %s (%.1f s after the start)",
-        ", ".join(context.model_names), shown_address(listener, server_config), time.monotonic() - started,
-    )  # fmt: skip
-    await server.serve(sockets=[listener])
-    signals.ignore()
-    stats_log.cancel()
+    await station.open(context)
+    await server.serve(sockets=[station.listener])
+    stop.ignore()
+    if stats_log is not None:
+        stats_log.cancel()
+    await context.fronts.close()
     await engine.stop()
     context.close()
     return 1 if engine.dead_error is not None else 0
 
 
-def shown_address(listener: socket.socket, config: ServerConfig) -> str:
-    """Where clients find the server."""
-    if config.uds is not None:
-        return f"unix:{config.uds}"
-    host, port = listener.getsockname()[:2]
-    scheme = "http" if config.ssl_certfile is None else "https"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-
-
 async def _load(
-    client: CoreClient, engine_config: EngineConfig, server_config: ServerConfig, signals: StopSignals
+    station: Station, engine_config: EngineConfig, server_config: ServerConfig, stop_requests: StopRequests
 ) -> tuple[ModelInfo, Tokenizer | None, str | None] | None:
     """What the core and the front know when both are ready; None when told to stop before that."""
-    ready = asyncio.ensure_future(client.ready())
+    ready = asyncio.ensure_future(station.client.ready())
     front = asyncio.ensure_future(asyncio.to_thread(load_front, engine_config, server_config))
-    stop = asyncio.ensure_future(signals.asked.wait())
+    stop = asyncio.ensure_future(stop_requests.asked.wait())
     try:
         waiting = {ready, front}
         while waiting:
@@ -209,12 +161,13 @@ def read_chat_template(value: str | None) -> str | None:
 
 
 def build_engine(
-    client: CoreClient,
+    client: Client,
     engine_config: EngineConfig,
     server_config: ServerConfig,
     info: ModelInfo,
     tokenizer: Tokenizer | None,
     board: Board | None = None,
+    front: int = 0,
 ) -> AsyncEngine:
     """The engine of a core that is ready."""
     inputs = InputProcessor(
@@ -238,7 +191,9 @@ def build_engine(
     )
     endpoint = server_config.otlp_traces_endpoint
     tracer = Tracer(endpoint, name) if endpoint else None
-    return AsyncEngine(client, inputs, OutputProcessor(tokenizer), metrics, admission=admission, tracer=tracer)
+    return AsyncEngine(
+        client, inputs, OutputProcessor(tokenizer), metrics, admission=admission, tracer=tracer, front=front
+    )
 
 
 class Stopper:

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
+from typing import Protocol
 
-from paxserve.engine.async_engine import AsyncEngine
 from paxserve.messages import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -12,7 +12,13 @@ logger = logging.getLogger(__name__)
 INTERVAL_SECONDS = 10.0
 
 
-async def log_stats(engine: AsyncEngine, interval: float = INTERVAL_SECONDS) -> None:
+class HasStats(Protocol):
+    """Whatever knows the engine's state."""
+
+    stats: EngineStats
+
+
+async def log_stats(engine: HasStats, interval: float = INTERVAL_SECONDS) -> None:
     """Log until cancelled; silent while nothing happens."""
     last, last_time = EngineStats(), time.monotonic()
     while True:

@@ -141,7 +141,7 @@ def test_flags_of_vllm_in_a_file(capsys, tmp_path):
     for line, words in (
         ("enforce-eager: true", "--enforce-eager is not supported: XLA compiles"),
         ("disable-log-requests: false", "--disable-log-requests cannot be False"),
-        ("api_server_count: 4", "--api-server-count is not supported: one process"),
+        ("pipeline_parallel_size: 4", "--pipeline-parallel-size is not supported"),
         ("data-parallel-size: 2", "--data-parallel-size is not supported"),
     ):
         path.write_text(line)

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Body, Request
 
 from paxserve.engine.switch import PauseMode
 from paxserve.entrypoints.context import context_of
+from paxserve.entrypoints.fronts import end_answers
 from paxserve.errors import RequestError
 
 router = APIRouter()
@@ -47,4 +48,4 @@ async def abort_requests(
     request: Request, request_ids: Annotated[list[str] | None, Body(embed=True)] = None
 ) -> dict[str, int]:
     """End answers by their ids (`cmpl-...`, `chatcmpl-...`), or all of them; how many requests that were."""
-    return {"aborted": context_of(request).engine.end(request_ids)}
+    return {"aborted": await end_answers(context_of(request).fronts, request_ids)}

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ from paxserve.engine.output_processor import OutputKind
 from paxserve.engine.request_stream import RequestStream
 from paxserve.entrypoints.context import ServingContext, context_of
 from paxserve.entrypoints.conversation import chat_prompt
+from paxserve.entrypoints.desk import CancelResponse, FollowResponse, GetConversation, GetResponse
 from paxserve.entrypoints.errors import ErrorBody, body_of
 from paxserve.entrypoints.generation import Batch, TokenCount, answer, collect, events
 from paxserve.entrypoints.logprobs import LogprobWriter
@@ -42,11 +43,11 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     body.check(context.server_config)
     earlier = []
     if body.previous_response_id is not None:
-        earlier = context.responses.get(body.previous_response_id).messages
+        earlier = await context.ask_owner(body.previous_response_id, GetConversation(body.previous_response_id))
     params = body.sampling_params(context.default_values)
     chat = body.chat(earlier)
     prompt = await chat_prompt(context, chat, chat.messages, request)
-    answer_id = f"resp_{uuid.uuid4().hex}"
+    answer_id = context.responses.new_id()
     requests = await context.engine.prepare_all(answer_id, [prompt.token_ids], params, **body.engine_options())
     # The instructions of one turn are not part of the next.
     said = template_messages(chat.messages)[1 if body.instructions else 0 :]
@@ -62,26 +63,19 @@ async def get_response(
 ) -> Response:
     """A response that was stored, as far as it has come; or its events, those after one of them, to its end."""
     context = context_of(request)
-    stored = context.responses.get(response_id)
-    if not stream:
-        if starting_after is not None:
-            raise RequestError("starting_after needs stream=true.", "starting_after")
-        return JSONResponse(stored.body)
-    if stored.log is None:
-        raise RequestError("Only a response that was asked for with background and stream can be streamed.", "stream")
-    return event_stream(context, stored.log, (-1 if starting_after is None else starting_after) + 1)
+    if stream:
+        start = 0 if starting_after is None else starting_after + 1
+        return event_stream(context, await context.ask_owner(response_id, FollowResponse(response_id, start)))
+    stored = await context.ask_owner(response_id, GetResponse(response_id))
+    if starting_after is not None:
+        raise RequestError("starting_after needs stream=true.", "starting_after")
+    return JSONResponse(stored)
 
 
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(response_id: str, request: Request) -> Response:
     """End a response that runs in the background."""
-    stored = context_of(request).responses.get(response_id)
-    if not stored.body["background"]:
-        raise RequestError("Only responses in the background can be cancelled.", "response_id")
-    if stored.task is not None and not stored.task.done():
-        stored.task.cancel()
-        await asyncio.gather(stored.task, return_exceptions=True)
-    return JSONResponse(stored.body)
+    return JSONResponse(await context_of(request).ask_owner(response_id, CancelResponse(response_id)))
 
 
 def run_in_background(context: ServingContext, writer: "ResponseWriter") -> Response:
@@ -93,13 +87,12 @@ def run_in_background(context: ServingContext, writer: "ResponseWriter") -> Resp
     stream = context.engine.submit(writer.requests, kind, interval=writer.body.stream_interval or 1)
     stored.task = asyncio.ensure_future(finish_in_background(stored, stream, writer))
     # Who leaves this stream does not end the response.
-    return JSONResponse(stored.body) if log is None else event_stream(context, log, 0)
+    return JSONResponse(stored.body) if log is None else event_stream(context, log.follow(0))
 
 
-def event_stream(context: ServingContext, log: EventLog, start: int) -> Response:
-    """The events of a response in the background, from one of them on."""
-    keep_alive = context.server_config.sse_keep_alive_interval
-    return EventStream(log.follow(start), on_close=lambda: None, keep_alive=keep_alive)
+def event_stream(context: ServingContext, log: AsyncGenerator[bytes, None]) -> Response:
+    """The events of a response in the background, as they come."""
+    return EventStream(log, on_close=lambda: None, keep_alive=context.server_config.sse_keep_alive_interval)
 
 
 async def finish_in_background(stored: StoredResponse, stream: RequestStream, writer: "ResponseWriter") -> None:

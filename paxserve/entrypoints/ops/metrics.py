@@ -12,5 +12,5 @@ router = APIRouter()
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """All metrics as text."""
-    text = context_of(request).engine.metrics.render()
+    text = await context_of(request).fronts.render_metrics()
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})

@@ -13,7 +13,8 @@ import openai
 import pytest
 
 from paxserve.config import EngineConfig, ModelConfig
-from paxserve.entrypoints.serve import listen, run_server
+from paxserve.entrypoints.listener import listen
+from paxserve.entrypoints.serve import run_server
 from paxserve.entrypoints.server import read_chat_template
 from paxserve.errors import ConfigError
 from paxserve.server_config import ServerConfig

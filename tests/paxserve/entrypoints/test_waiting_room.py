@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from paxserve.entrypoints.serve import listen
+from paxserve.entrypoints.listener import listen
 from paxserve.entrypoints.waiting_room import WaitingRoom
 from paxserve.errors import ConfigError
 from paxserve.server_config import ServerConfig
