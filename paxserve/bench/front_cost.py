@@ -2,7 +2,11 @@
 
 import asyncio
 import itertools
+import multiprocessing
 import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 from typing import Any
 
 from paxserve.config import EngineConfig, ModelConfig
@@ -58,12 +62,46 @@ class ScriptedClient:
         return 0
 
 
-def measure_front_cost(model: str, num_streams: int, num_tokens: int, interval: int) -> dict[str, float]:
-    """Tokens a second of this process's CPU time, with `num_streams` chats of `num_tokens` tokens at once."""
-    return asyncio.run(_measure(model, num_streams, num_tokens, interval))
+def measure_front_cost(
+    model: str, num_streams: int, num_tokens: int, interval: int, ready: Callable[[], object] = lambda: None
+) -> dict[str, float]:
+    """Tokens a second of this process's CPU time, with `num_streams` chats of `num_tokens` tokens at once.
+
+    `ready` is called when all is prepared, and may wait.
+    """
+    return asyncio.run(_measure(model, num_streams, num_tokens, interval, ready))
 
 
-async def _measure(model: str, num_streams: int, num_tokens: int, interval: int) -> dict[str, float]:
+def measure_fronts(model: str, num_streams: int, num_tokens: int, interval: int, num_fronts: int) -> dict[str, float]:
+    """The same with the chats shared out to several processes that work at once, and tokens a second of the clock."""
+    context = multiprocessing.get_context("spawn")
+    start = context.Barrier(num_fronts)
+    orders = [(model, len(range(place, num_streams, num_fronts)), num_tokens, interval) for place in range(num_fronts)]
+    pipes, processes = [], []
+    for order in orders:
+        ours, theirs = context.Pipe(duplex=False)
+        pipes.append(ours)
+        processes.append(context.Process(target=_measure_together, args=(start, theirs, *order)))
+        processes[-1].start()
+    results: list[dict[str, float]] = [pipe.recv() for pipe in pipes]
+    for process in processes:
+        process.join()
+    total: dict[str, float] = {name: sum(result[name] for result in results) for name in results[0]}
+    total["seconds"] = max(result["seconds"] for result in results)
+    return {
+        "fronts": num_fronts, **total, "tokens_per_cpu_second": total["tokens"] / total["cpu_seconds"],
+        "microseconds_per_token": 1e6 * total["cpu_seconds"] / total["tokens"],
+        "tokens_per_second": total["tokens"] / total["seconds"],
+    }  # fmt: skip
+
+
+def _measure_together(start: Barrier, results: Connection, *order: Any) -> None:
+    results.send(measure_front_cost(*order, ready=start.wait))
+
+
+async def _measure(
+    model: str, num_streams: int, num_tokens: int, interval: int, ready: Callable[[], object]
+) -> dict[str, float]:
     context, client = _serving(model, num_tokens)
     body = ChatRequest.model_validate({"messages": [{"role": "user", "content": "Hi"}], "stream": True})
     body.max_tokens = num_tokens
@@ -88,6 +126,7 @@ async def _measure(model: str, num_streams: int, num_tokens: int, interval: int)
 
     answers = [asyncio.ensure_future(answer(request)) for request in requests]
     await asyncio.sleep(0)
+    ready()
     begin, began = time.process_time(), time.perf_counter()
     engine.start()
     await asyncio.gather(*answers)

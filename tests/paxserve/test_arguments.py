@@ -149,6 +149,21 @@ def test_flags_of_vllm_in_a_file(capsys, tmp_path):
             parse("m", "--config", str(path))
 
 
+def test_the_number_of_fronts_in_every_form(monkeypatch, tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.write_text("api_server_count: 4")
+    assert parse("m")[1].api_server_count == 1
+    assert parse("m", "--api-server-count", "4")[1].api_server_count == 4
+    assert parse("m", "--api_server_count=4")[1].api_server_count == 4
+    assert parse("m", "--config", str(path))[1].api_server_count == 4
+    variables(monkeypatch, PAXSERVE_API_SERVER_COUNT="3")
+    assert parse("m")[1].api_server_count == 3
+    assert parse("m", "--config", str(path))[1].api_server_count == 4
+    for wrong in ("0", "-1", "257"):
+        with pytest.raises(ConfigError, match="api_server_count must be between 1 and 256"):
+            parse("m", "--api-server-count", wrong)
+
+
 def test_help_for_a_word(capsys):
     for word, shown, hidden in (
         ("queue", "--max-num-queued-reqs", "--port"), ("HTTP server: limits", "--max-json-depth", "--port"),
