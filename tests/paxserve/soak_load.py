@@ -71,6 +71,9 @@ class Load:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             due += self._random.expovariate(rate)
+
+    async def wait(self) -> None:
+        """Until nothing is on its way any more."""
         await asyncio.gather(*self._tasks)
 
     async def measure_capacity(self, seconds: float) -> float:

@@ -31,6 +31,9 @@ pytestmark = [
 SECONDS = float(os.environ.get("SOAK_SECONDS", "60"))
 OVERLOAD = 2.0
 """Arrivals over what the server can answer."""
+WAVE_SECONDS = 20.0
+LULL = 0.2
+"""Share of the time, and of the capacity, in which the queue empties: only then are there several steps a program."""
 ENGINE = {
     "max_model_len": 256,
     "max_num_seqs": 16,
@@ -40,7 +43,9 @@ ENGINE = {
     "scheduling_policy": "priority",
     "max_num_partial_prefills": 2,
     "long_prefill_token_threshold": 48,
-    "kv_offloading_size": 0.001,
+    "kv_offloading_size": 0.0005,
+    "kv_offloading_disk_size": 0.002,  # four times the host's
+    "num_scheduler_steps": 4,
     "compile_sizes": [16],
 }
 SERVER = {
@@ -94,6 +99,14 @@ class Watch:
             self.samples.append(await self.sample())
             await asyncio.sleep(every)
 
+    def end(self) -> None:
+        """Read what the server has said to its end."""
+        self._log.join(30)
+
+    def core_counts(self) -> dict[str, int]:
+        """What the core has counted, as it last said."""
+        return json.loads(re.findall(r"core counts: (.*)", self.server.log)[-1])
+
     def growth(self, name: str) -> float:
         """The last quarter over the second one, as a share: the first is the warm-up."""
         values = [sample[name] for sample in self.samples]
@@ -131,21 +144,27 @@ async def soak(url: str, watch: Watch) -> tuple[Load, str, list[dict[str, int]],
     before = await watch.sample()
     watching = asyncio.create_task(watch.watch(max(1, SECONDS / 100)))
     async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as load.http:
-        await load.run(SECONDS, OVERLOAD * capacity)
+        for _ in range(max(1, round(SECONDS / WAVE_SECONDS))):
+            await load.run((1 - LULL) * WAVE_SECONDS, OVERLOAD * capacity)
+            await load.run(LULL * WAVE_SECONDS, LULL * capacity)
+        await load.wait()
         watching.cancel()
         text = await idle_metrics(load.http)
     await asyncio.sleep(6)
     return load, text, [before, await watch.sample()], {"capacity": capacity}
 
 
-def test_overload(folder):
-    core = "tests.paxserve.checked_core:CheckedCore"
-    with RunningServer(folder, core=core, engine=ENGINE, **SERVER) as server:
+def test_overload(folder, tmp_path_factory):
+    core, pages = "tests.paxserve.checked_core:CheckedCore", tmp_path_factory.mktemp("pages")
+    engine = ENGINE | {"kv_offloading_disk_path": str(pages)}
+    with RunningServer(folder, core=core, engine=engine, **SERVER) as server:
         url = server.wait_ready()
         watch = Watch(server)
         load, text, (before, after), seen = asyncio.run(soak(url, watch))
         server.process.terminate()
         assert server.process.wait(30) == 0
+        watch.end()
+    check_folder(pages)
     tally = load.tally
     ended = {
         reason: metric(text, "vllm:request_success_total", finished_reason=reason)
@@ -153,7 +172,8 @@ def test_overload(folder):
     }
     seen |= {
         "seconds": SECONDS, "requests": dict(tally.outcomes), "choices": dict(tally.choices),
-        "features": dict(tally.features), "server": ended, "before": before, "after": after,
+        "features": dict(tally.features), "server": ended, "core": watch.core_counts(),
+        "before": before, "after": after,
         "growth": {name: round(watch.growth(f"{name} bytes"), 4) for name in watch.pids},
         "metrics": {name: metric(text, f"vllm:{name}_total") for name in (
             "num_preemptions", "prefix_cache_queries", "prefix_cache_hits", "external_prefix_cache_hits",
@@ -162,6 +182,14 @@ def test_overload(folder):
     }  # fmt: skip
     print(json.dumps(seen, indent=1))
     check(load, text, ended, before, after, watch)
+
+
+def check_folder(pages: Path) -> None:
+    """It is full, and no fuller than allowed; nothing in it is half written."""
+    num_bytes = sum(file.stat().st_size for file in pages.glob("*/*.page"))
+    most = ENGINE["kv_offloading_disk_size"] * 2**30
+    assert 0.9 * most < num_bytes <= most
+    assert not list(pages.glob("*/*.unfinished"))
 
 
 def check(
@@ -175,6 +203,9 @@ def check(
     assert outcomes["refused"] > 0
     assert metric(text, "vllm:num_preemptions_total") > 0
     assert metric(text, "vllm:external_prefix_cache_hits_total") > 0
+    counts = watch.core_counts()
+    assert min(counts[name] for name in ("several steps", "from host", "from disk")) > 0, counts
+    assert counts["damaged"] == 0
     # 2. The server counted what the client did; of requests that were left, both may think differently.
     left = tally.choices_left
     for reason, count in ended.items():

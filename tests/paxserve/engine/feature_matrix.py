@@ -6,17 +6,20 @@ from typing import Any
 
 from models.layer_groups import pages_for
 from paxserve.beam_search_params import BeamSearchParams
+from paxserve.engine.decode_steps import DecodeStep
 from paxserve.engine.engine_core import EngineCore
 from paxserve.engine.host_tier import HostTier
 from paxserve.engine.kv_cache import PagePool
+from paxserve.engine.model_runner import Launched
 from paxserve.engine.scheduler import Scheduler
+from paxserve.engine.step_plan import ScheduledStep
 from paxserve.messages import EngineRequest
 from paxserve.sampling_params import SamplingParams
 from tests.engine_driver import request, run
 
 SETTINGS: dict[str, tuple[Any, ...]] = {
     "enable_prefix_caching": (True, False),
-    "kv_offloading": (False, True),
+    "kv_offloading": (None, "host", "disk"),
     "few_pages": (False, True),
     "async_scheduling": (True, False),
     "enable_chunked_prefill": (True, False),
@@ -31,7 +34,8 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
 """Each setting and its values, the default first. A new flag is one more line here, and one where it is read below."""
 
 CONFLICTS = (
-    {"enable_prefix_caching": False, "kv_offloading": True},
+    {"enable_prefix_caching": False, "kv_offloading": "host"},
+    {"enable_prefix_caching": False, "kv_offloading": "disk"},
     {"enable_chunked_prefill": False, "partial_prefills": (3, 9)},
 )
 """What the configuration refuses."""
@@ -92,12 +96,25 @@ def neighbours(kind: str, prompt: list[int]) -> list[EngineRequest]:
     return []
 
 
+SLOTS_BESIDE_DISK = 2
+"""Pages of each group that host memory has room for where there is a disk: the rest comes back from there."""
+
+
 class FeatureBench:
-    """An engine whose settings can be changed without compiling anew; it has the most pages that they ask for."""
+    """An engine whose settings can be changed without compiling anew; it has the most of all that they ask for."""
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
         self.pool = core.scheduler.pool
+        self.num_from_disk = 0
+        """Pages that steps have brought back from disk."""
+        launch = core.runner.launch
+
+        def counted(step: ScheduledStep | DecodeStep) -> Launched:
+            self.num_from_disk += len(step.page_fills)
+            return launch(step)
+
+        core.runner.launch = counted
 
     def apply(self, row: Row) -> None:
         """Give the engine these settings. Its programs stay: none of the settings changes what a step computes."""
@@ -123,27 +140,52 @@ class FeatureBench:
             # As many as the longest sequence takes, and a few more.
             needed = pages_for(old.reaches, longest, old.page_size, row["max_num_batched_tokens"])
             num_pages = min(num_pages, needed + 3 * len(old.reaches))
-        host = HostTier(old.num_host_slots) if row["kv_offloading"] else None
+        disk = old.disk if row["kv_offloading"] == "disk" else None
+        num_slots = SLOTS_BESIDE_DISK * len(old.reaches) if disk is not None else old.num_host_slots
+        host = HostTier(num_slots) if row["kv_offloading"] else None
         pool = PagePool(
-            num_pages, old.page_size, enable_prefix_caching=row["enable_prefix_caching"], host=host, reaches=old.reaches
-        )
+            num_pages, old.page_size, enable_prefix_caching=row["enable_prefix_caching"], host=host, disk=disk,
+            reaches=old.reaches,
+        )  # fmt: skip
+        core.runner._host_pages._disk = disk
         core.scheduler = Scheduler.for_config(settings, pool, longest)
         core._depth = 2 if row["async_scheduling"] else 1
 
     def check_row(self, row: Row, prompts: list[list[int]], expected: list[list[int]]) -> None:
-        """All prompts get the tokens expected of them: first with nothing cached, then with what that has left."""
+        """All prompts get the tokens expected of them, again and again.
+
+        First nothing is cached, then what that has left; then, if pages are kept on disk, nothing but those.
+        """
+        if self.pool.disk is not None:
+            self.core.runner._host_pages.settle()
+            self.pool.disk.clear()
         self.apply(row)
-        found = {}
-        for life in range(2):
-            requests = []
-            for i, (prompt, tokens) in enumerate(zip(prompts, expected, strict=True)):
-                greedy = request(str(i), prompt, max_tokens=len(tokens))
-                greedy.priority = (i % 3 - 1) if row["priorities"] else 0
-                requests.append(greedy)
-            # In the middle, so that there is something before and after it.
-            requests[1:1] = neighbours(row["beside"], prompts[0])
-            results = run(self.core, requests)
-            for i, tokens in enumerate(expected):
-                assert results[str(i), 0].token_ids == tokens, f"prompt {i}, life {life}, {row}"
-            beside = {key: result.token_ids for key, result in results.items() if key[0].startswith("beside")}
-            assert found.setdefault("beside", beside) == beside, f"life {life}, {row}"
+        lives = [self._live(row, prompts, expected) for _ in range(2)]
+        if row["kv_offloading"] == "disk":
+            self._leave_on_disk(prompts[0])
+            self.apply(row)
+            lives.append(self._live(row, prompts, expected))
+        assert all(beside == lives[0] for beside in lives), row
+
+    def _leave_on_disk(self, prompt: list[int]) -> None:
+        """Have all cached pages go where the ones that are evicted go, ahead of the step of somebody else."""
+        pool, disk = self.core.scheduler.pool, self.pool.disk
+        assert disk is not None
+        pool.release(pool.allocate(pool.num_free))
+        run(self.core, [request("another", prompt[::-1], max_tokens=1)])
+        self.core.runner._host_pages.settle()
+        disk._writer.submit(int).result()
+
+    def _live(self, row: Row, prompts: list[list[int]], expected: list[list[int]]) -> dict[tuple[str, int], list[int]]:
+        """Check the tokens of the prompts; returns those of what runs beside them."""
+        requests = []
+        for i, (prompt, tokens) in enumerate(zip(prompts, expected, strict=True)):
+            greedy = request(str(i), prompt, max_tokens=len(tokens))
+            greedy.priority = (i % 3 - 1) if row["priorities"] else 0
+            requests.append(greedy)
+        # In the middle, so that there is something before and after it.
+        requests[1:1] = neighbours(row["beside"], prompts[0])
+        results = run(self.core, requests)
+        for i, tokens in enumerate(expected):
+            assert results[str(i), 0].token_ids == tokens, f"prompt {i}, {row}"
+        return {key: result.token_ids for key, result in results.items() if key[0].startswith("beside")}

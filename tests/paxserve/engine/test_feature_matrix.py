@@ -20,6 +20,12 @@ def golden_cases(name: str) -> tuple[list[list[int]], list[list[int]]]:
     return [data[f"prompt_{i}"].tolist() for i in range(3)], [data[f"greedy_{i}"].tolist() for i in range(3)]
 
 
+@pytest.fixture
+def disk_flags(tmp_path):
+    """A folder that is full before a row has ended."""
+    return {"kv_offloading_disk_path": str(tmp_path / "pages"), "kv_offloading_disk_size": 0.00012}
+
+
 def check_rows(core: EngineCore, rows, prompts, expected) -> None:
     """All rows, and that they were what they say: pages were found, brought back and taken away."""
     bench = FeatureBench(core)
@@ -30,7 +36,9 @@ def check_rows(core: EngineCore, rows, prompts, expected) -> None:
         hits += stats.prefix_cache_hits
         restored += stats.offloaded_hits
         preempted += stats.num_preemptions
-    assert min(hits, restored, preempted) > 0, (hits, restored, preempted)
+    counts = hits, restored, preempted, bench.num_from_disk
+    assert min(counts) > 0, counts
+    bench.pool.disk.close()
 
 
 def test_every_two_values_meet():
@@ -45,8 +53,8 @@ def test_every_two_values_meet():
 
 # A window of 4 pages in gemma3_text: some layers give pages back.
 @pytest.mark.parametrize("name", ["llama", pytest.param("qwen3", marks=pytest.mark.slow), "gemma3_text"])
-def test_goldens(name):
-    check_rows(make_core(name, **FLAGS), pairwise(SETTINGS), *golden_cases(name))
+def test_goldens(name, disk_flags):
+    check_rows(make_core(name, **FLAGS, **disk_flags), pairwise(SETTINGS), *golden_cases(name))
 
 
 @pytest.mark.slow
@@ -56,9 +64,9 @@ def test_goldens(name):
     {"tensor_parallel_size": 2}, {"disable_hybrid_kv_cache_manager": True},
     {"block_size": 16, "kv_offloading_size": 0.002}, {"compile_sizes": [1, 4, 8]},
 ])  # fmt: skip
-def test_goldens_with_other_programs(name, flags):
+def test_goldens_with_other_programs(name, flags, disk_flags):
     """Settings that change what is compiled, each with all of the others."""
-    core = make_core(name, **{**FLAGS, **flags})
+    core = make_core(name, **{**FLAGS, **disk_flags, **flags})
     check_rows(core, [*every(SETTINGS), *pairwise(SETTINGS)], *golden_cases(name))
 
 
@@ -66,8 +74,9 @@ def test_goldens_with_other_programs(name, flags):
 @pytest.mark.parametrize("flags", [
     {}, {"kv_cache_dtype": "float32", "tensor_parallel_size": 3},
 ])  # fmt: skip
-def test_smollm2(flags):
+def test_smollm2(flags, tmp_path):
     flags = {
+        "kv_offloading_disk_path": str(tmp_path / "pages"), "kv_offloading_disk_size": 0.05,
         "max_num_seqs": 6, "max_model_len": 96, "block_size": 16, "compile_sizes": [8], "max_num_batched_tokens": 32,
         "num_scheduler_steps": 4, "kv_offloading_size": 0.1, "num_gpu_blocks_override": 64, **flags,
     }  # fmt: skip
