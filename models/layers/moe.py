@@ -169,7 +169,7 @@ class Experts(nnx.Module):
         x: Float[Array, "T D"],
         routing: Routing,
         is_real: Bool[Array, " T"],
-        weights: Mapping[str, Any],
+        matrices: Mapping[str, Any],
         backend: str,
         first: int | Int32[Array, ""],
         count: int,
@@ -189,17 +189,21 @@ class Experts(nnx.Module):
 
         # 2. The experts.
         def product(rows: Array, name: str) -> Array:
-            out = _grouped(rows, weights[name], sizes, backend)
-            return out + _rows_of(weights[f"{name}_bias"], own) if f"{name}_bias" in weights else out
+            out = _grouped(rows, matrices[name], sizes, backend)
+            return out + _rows_of(matrices[f"{name}_bias"], own) if f"{name}_bias" in matrices else out
 
         results = product(self.gating(product(rows, "gate"), product(rows, "up")), "down")
 
-        # 3. Back to the tokens' order, and together.
-        results = results[jnp.argsort(order)].reshape(num_tokens, top_k, -1)
-        results = jnp.where(is_own[:, :, None], results.astype(jnp.float32), 0.0)
-        if not self.weigh_inputs:
-            results = results * jnp.where(is_own, routing.weights, 0.0)[:, :, None]
-        return jnp.sum(results, axis=1).astype(x.dtype)
+        # 3. Back to the tokens' order, and together: each one's first choice, then its second …; rows of nobody hold
+        # anything, NaN included. A TPU adds whole arrays faster than it sums along one.
+        places = jnp.argsort(order).reshape(num_tokens, top_k).T
+        chosen = results[places.reshape(-1)].reshape(top_k, num_tokens, -1)
+        weights = jnp.where(is_own, routing.weights, 0.0)
+        total = jnp.zeros(x.shape, jnp.float32)
+        for choice in range(top_k):
+            part = jnp.where(is_own[:, choice, None], chosen[choice], 0).astype(jnp.float32)
+            total += part if self.weigh_inputs else part * weights[:, choice, None]
+        return total.astype(x.dtype)
 
     def _sum_of_shares(
         self,

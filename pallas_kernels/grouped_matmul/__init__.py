@@ -32,16 +32,14 @@ def grouped_matmul(
     """Row t of group e times `weights[first_group + e]`, summed in float32, in the type of `x`.
 
     The rows of group 0 come first, then those of group 1 …; any group may be empty, and what no row needs is not read
-    (by the backends `cpu` and `tpu`). Rows behind the last group belong to nobody: their results are zeros, whatever
-    they hold. G may be larger than E: the matrices of several layers in one array.
+    (by the backends `cpu` and `tpu`). Rows behind the last group belong to nobody: their results are anything, NaN
+    included. G may be larger than E: the matrices of several layers in one array.
     """
     _check(x, weights, group_sizes)
     if backend not in backends():
         raise ValueError(f"backend must be one of {', '.join(backends())}, got {backend!r}.")
     module = importlib.import_module(f"{__name__}.{backend}")
-    out = module.grouped_matmul(x, weights, group_sizes, jnp.asarray(first_group, jnp.int32))
-    is_owned = jnp.arange(x.shape[0], dtype=jnp.int32) < jnp.sum(group_sizes)
-    return jnp.where(is_owned[:, None], out, 0).astype(x.dtype)
+    return module.grouped_matmul(x, weights, group_sizes, jnp.asarray(first_group, jnp.int32)).astype(x.dtype)
 
 
 def _check(x: jax.Array, weights: jax.Array, group_sizes: jax.Array) -> None:
