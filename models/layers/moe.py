@@ -28,6 +28,12 @@ EXPERT_AXES = frozenset(("expert", "whole_expert"))
 TILE_COLUMNS = 128
 """Columns of a matrix that a TPU keeps together."""
 
+TILE_ROWS = 128
+"""Rows that the kernel for experts takes together."""
+
+MANY_ROWS = 4096
+"""From so many (token, choice) pairs up, devices that share experts out whole have a program for less than all."""
+
 Gating = Callable[[Float[Array, "R F"], Float[Array, "R F"]], Float[Array, "R F"]]
 
 
@@ -176,34 +182,45 @@ class Experts(nnx.Module):
     ) -> Float[Array, "T D"]:
         """What experts `first` to `first + count`, whose matrices these are, add to each token."""
         num_tokens, top_k = routing.experts.shape
-        # 1. Sort: rows are (token, choice) pairs by expert, those of others and of padding tokens behind all.
+        # Rows are (token, choice) pairs by expert, those of others and of padding tokens behind all.
         is_own = is_real[:, None] & (routing.experts >= first) & (routing.experts < first + count)
         experts = jnp.where(is_own, routing.experts - first, count).reshape(-1)
         order = jnp.argsort(experts)
-        sizes = jnp.sum(experts[:, None] == jnp.arange(count)[None, :], axis=0, dtype=jnp.int32)
-        own = jnp.minimum(experts[order], count - 1)
-        rows = x[order // top_k]
-        if self.weigh_inputs:
-            scales = jnp.where(is_own, routing.weights, 0.0).reshape(-1)[order]
-            rows = rows * scales.astype(x.dtype)[:, None]
-
-        # 2. The experts.
-        def product(rows: Array, name: str) -> Array:
-            out = _grouped(rows, matrices[name], sizes, backend)
-            return out + _rows_of(matrices[f"{name}_bias"], own) if f"{name}_bias" in matrices else out
-
-        results = product(self.gating(product(rows, "gate"), product(rows, "up")), "down")
-
-        # 3. Back to the tokens' order, and together: each one's first choice, then its second …; rows of nobody hold
-        # anything, NaN included. A TPU adds whole arrays faster than it sums along one.
         places = jnp.argsort(order).reshape(num_tokens, top_k).T
-        chosen = results[places.reshape(-1)].reshape(top_k, num_tokens, -1)
+        sizes = jnp.sum(experts[:, None] == jnp.arange(count)[None, :], axis=0, dtype=jnp.int32)
         weights = jnp.where(is_own, routing.weights, 0.0)
-        total = jnp.zeros(x.shape, jnp.float32)
-        for choice in range(top_k):
-            part = jnp.where(is_own[:, choice, None], chosen[choice], 0).astype(jnp.float32)
-            total += part if self.weigh_inputs else part * weights[:, choice, None]
-        return total.astype(x.dtype)
+
+        def compute(num_rows: int) -> Float[Array, "T D"]:
+            """With the first `num_rows` rows, among which are all that some expert here takes."""
+            taken = order[:num_rows]
+            own = jnp.minimum(experts[taken], count - 1)
+            rows = x[taken // top_k]
+            if self.weigh_inputs:
+                rows = rows * weights.reshape(-1)[taken].astype(x.dtype)[:, None]
+
+            def product(rows: Array, name: str) -> Array:
+                out = _grouped(rows, matrices[name], sizes, backend)
+                return out + _rows_of(matrices[f"{name}_bias"], own) if f"{name}_bias" in matrices else out
+
+            results = product(self.gating(product(rows, "gate"), product(rows, "up")), "down")
+            # Each token's first choice, then its second …; rows of nobody hold anything, NaN included. A TPU adds whole
+            # arrays faster than it sums along one.
+            chosen = results[jnp.minimum(places.reshape(-1), num_rows - 1)].reshape(top_k, num_tokens, -1)
+            total = jnp.zeros(x.shape, jnp.float32)
+            for choice in range(top_k):
+                part = jnp.where(is_own[:, choice, None], chosen[choice], 0).astype(jnp.float32)
+                total += part if self.weigh_inputs else part * weights[:, choice, None]
+            return total.astype(x.dtype)
+
+        every, usual = num_tokens * top_k, self._usual_rows(num_tokens * top_k, count)
+        if usual == every:
+            return compute(every)
+        return jax.lax.cond(jnp.sum(sizes) <= usual, lambda: compute(usual), lambda: compute(every))
+
+    def _usual_rows(self, every: int, count: int) -> int:
+        """One and a half times the even share of `count` experts in so many rows; all rows where that saves little."""
+        share = -(-every * count * 3 // (2 * self.num_experts * TILE_ROWS)) * TILE_ROWS
+        return share if share < every and every >= MANY_ROWS else every
 
     def _sum_of_shares(
         self,

@@ -143,14 +143,11 @@ def test_a_layer_among_others(kind, backend):
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(("mlp_size", "options"), [(12, {"bias": True}), (512, {"bias": True, "weigh_inputs": True})])
-def test_among_several_devices(mlp_size, options):
-    """Twelve columns do not divide into tiles: eight experts, two of them empty, are shared out whole."""
-    mesh = make_mesh(jax.devices(), tensor=4)
+def one_and_several(mesh, mlp_size, **options):
+    """The same experts on one device and spread over the mesh's four."""
     one, several = (
         nnx.eval_shape(lambda shards=shards: make_experts(shards, mlp_size=mlp_size, **options)) for shards in (1, 4)
     )
-    assert several.is_whole == (mlp_size == 12)
     rng = np.random.default_rng(2)
     for name in ("gate", "up", "down", "gate_bias", "up_bias", "down_bias"):
         target = getattr(several, name)
@@ -160,8 +157,32 @@ def test_among_several_devices(mlp_size, options):
         assert padding == (2 if several.is_whole else 0)
         numbers = np.pad(numbers, ((0, padding), *[(0, 0)] * (numbers.ndim - 1)))
         target.set_value(jax.device_put(numbers, weight_sharding(mesh, target.get_metadata("out_sharding"))))
-    x, routing = jnp.asarray(rng.standard_normal((7, SIZE), np.float32)), random_routing(7)
+    return one, several
+
+
+@pytest.mark.parametrize(("mlp_size", "options"), [(12, {"bias": True}), (512, {"bias": True, "weigh_inputs": True})])
+def test_among_several_devices(mlp_size, options):
+    """Twelve columns do not divide into tiles: eight experts, two of them empty, are shared out whole."""
+    mesh = make_mesh(jax.devices(), tensor=4)
+    one, several = one_and_several(mesh, mlp_size, **options)
+    assert several.is_whole == (mlp_size == 12)
+    x, routing = jax.random.normal(jax.random.key(9), (7, SIZE)), random_routing(7)
     is_real = jnp.asarray(np.arange(7) < 5)
     with jax.set_mesh(mesh):
         out = jax.jit(lambda: several(x, routing, is_real, "ragged", mesh))()
     np.testing.assert_allclose(out, jax.jit(lambda: one(x, routing, is_real, "ragged"))(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_even", [True, False])
+def test_a_device_takes_its_usual_rows_or_all(is_even):
+    mesh = make_mesh(jax.devices(), tensor=4)
+    one, several = one_and_several(mesh, 12, bias=True)
+    assert several._usual_rows(4096, 2) == 2048
+    assert several._usual_rows(4095, 2) == 4095
+    x, routing = jax.random.normal(jax.random.key(9), (2048, SIZE)), random_routing(2048)
+    if not is_even:  # all of them on the first device
+        routing = Routing(routing.experts.at[:].set(jnp.array([1, 0])[None, :]), routing.weights)
+    is_real = jnp.ones(2048, bool)
+    with jax.set_mesh(mesh):
+        out = jax.jit(lambda: several(x, routing, is_real, "ragged", mesh))()
+    np.testing.assert_allclose(out, jax.jit(lambda: one(x, routing, is_real, "ragged"))(), rtol=1e-4, atol=1e-5)
