@@ -114,6 +114,10 @@ class DiskTier:
             self.end(fetch)
         self._writer.submit(self.folder.clear).result()
 
+    def flush(self) -> None:
+        """Wait until what was given to `keep` so far is written."""
+        self._writer.submit(int).result()
+
     def close(self) -> None:
         """Write what is to be written, and let go of the folder."""
         self._writer.shutdown()

@@ -16,7 +16,7 @@ COMMANDS = [
     *(["plan"], ["compile"]),
     *(["bench", "serve"], ["bench", "throughput"], ["bench", "latency"], ["bench", "workload"], ["bench", "startup"]),
     *(["bench", "host"], ["bench", "stall"], ["bench", "simulate"], ["bench", "front"], ["bench", "loading"]),
-    *(["bench", "perplexity"], ["bench", "http"], ["bench", "sharing"]),
+    *(["bench", "perplexity"], ["bench", "http"], ["bench", "sharing"], ["bench", "offload"]),
 ]
 
 

@@ -174,7 +174,7 @@ class FeatureBench:
         pool.release(pool.allocate(pool.num_free))
         run(self.core, [request("another", prompt[::-1], max_tokens=1)])
         self.core.runner._host_pages.settle()
-        disk._writer.submit(int).result()
+        disk.flush()
 
     def _live(self, row: Row, prompts: list[list[int]], expected: list[list[int]]) -> dict[tuple[str, int], list[int]]:
         """Check the tokens of the prompts; returns those of what runs beside them."""
