@@ -29,6 +29,10 @@ sys.exit(status)
 """
 
 
+NUM_FRONTS = int(os.environ.get("PAXSERVE_TEST_FRONTS", "1"))
+"""Front processes of servers whose tests do not say how many."""
+
+
 class RunningServer:
     """A server process; leaving the block kills it and checks that nothing of it is left."""
 
@@ -42,7 +46,8 @@ class RunningServer:
         **server: Any,
     ) -> None:
         flags = {"model": str(model), **(engine or {})}
-        arguments = json.dumps([flags, {"port": 0, "served_model_name": ["fake"], **server}])
+        settings = {"port": 0, "served_model_name": ["fake"], "api_server_count": NUM_FRONTS, **server}
+        arguments = json.dumps([flags, settings])
         self.log = ""
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, arguments, core],
@@ -91,7 +96,7 @@ class RunningServer:
         return self.process.returncode
 
     def core_pids(self) -> list[int]:
-        """The children of the server."""
+        """The children of the server, oldest first: the core, then fronts where there are several."""
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         return [int(pid) for pid in path.read_text().split()] if path.exists() else []
 

@@ -71,7 +71,9 @@ class Watch:
 
     def __init__(self, server: RunningServer) -> None:
         self.server = server
-        self.pids = {"front": server.process.pid, "core": server.core_pids()[0]}
+        core, *fronts = server.core_pids()
+        self.pids = {"front": server.process.pid, "core": core}
+        self.pids |= {f"front {number}": pid for number, pid in enumerate(fronts, start=1)}
         self.samples: list[dict[str, int]] = []
         self._log = threading.Thread(target=self._read_log, daemon=True)
         self._log.start()
@@ -82,7 +84,7 @@ class Watch:
             self.server.log += line
 
     async def sample(self) -> dict[str, int]:
-        """Memory in bytes, open files and threads of both processes, and the front's tasks."""
+        """Memory in bytes, open files and threads of all processes, and the first one's tasks."""
         found = {}
         for name, pid in self.pids.items():
             found[f"{name} bytes"] = status_bytes(pid, "VmRSS")

@@ -35,7 +35,7 @@ def server(tmp_path_factory) -> Iterator[RunningServer]:
 
 
 class Books:
-    """What the server holds."""
+    """What the server holds, all processes of it together."""
 
     def __init__(self, server: RunningServer) -> None:
         text = httpx.get(f"{server.url}/metrics", timeout=20).text  # type: ignore[attr-defined]
@@ -43,9 +43,10 @@ class Books:
             r"^vllm:(?:num_requests_running|num_requests_waiting|kv_cache_usage_perc){.*} (\S+)", text, re.M
         )
         self.num_requests = sum(map(float, gauges))
-        self.num_files = len(os.listdir(f"/proc/{server.process.pid}/fd"))
-        status = Path(f"/proc/{server.process.pid}/status").read_text()
-        self.kilobytes = int(re.findall(r"VmRSS:\s+(\d+)", status)[0])
+        processes = [Path(f"/proc/{pid}") for pid in (server.process.pid, *server.core_pids())]
+        self.num_files = sum(len(os.listdir(process / "fd")) for process in processes)
+        statuses = [(process / "status").read_text() for process in processes]
+        self.kilobytes = sum(int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) for status in statuses)
 
 
 def check_after(server: RunningServer, before: Books, *, megabytes: int = 30) -> None:
