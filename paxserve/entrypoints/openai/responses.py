@@ -22,7 +22,7 @@ from paxserve.entrypoints.protocol.chat import template_messages
 from paxserve.entrypoints.protocol.responses import ResponsesRequest
 from paxserve.entrypoints.response_store import EventLog, StoredResponse
 from paxserve.entrypoints.sse import EventStream, named_event
-from paxserve.errors import RequestError
+from paxserve.errors import EngineDeadError, RequestError
 from paxserve.messages import EngineRequest
 from paxserve.outputs import CompletionOutput, RequestOutput
 
@@ -91,8 +91,18 @@ def run_in_background(context: ServingContext, writer: "ResponseWriter") -> Resp
 
 
 def event_stream(context: ServingContext, log: AsyncGenerator[bytes, None]) -> Response:
-    """The events of a response in the background, as they come."""
-    return EventStream(log, on_close=lambda: None, keep_alive=context.server_config.sse_keep_alive_interval)
+    """The events of a response in the background, as they come; an error as the last one if its front ends."""
+
+    async def with_error() -> AsyncGenerator[bytes, None]:
+        try:
+            async with aclosing(log):
+                async for piece in log:
+                    yield piece
+        except EngineDeadError as error:
+            told = body_of(error).error
+            yield named_event("error", {"type": "error", "message": told.message, "code": told.type, "param": None})
+
+    return EventStream(with_error(), on_close=lambda: None, keep_alive=context.server_config.sse_keep_alive_interval)
 
 
 async def finish_in_background(stored: StoredResponse, stream: RequestStream, writer: "ResponseWriter") -> None:

@@ -72,9 +72,20 @@ def test_a_front_that_takes_the_place_of_another_knows_how_the_server_stands(fol
         with server.at(lives, url, headers=admin) as stays:
             with server.at(killed, url, headers=admin) as goes:
                 made = goes.post("/v1/responses", json={"input": "Hello", "max_output_tokens": 2}).json()
+                long = {"input": "Hello", "max_output_tokens": 400, "background": True, "stream": True}
+                with goes.stream("POST", "/v1/responses", json=long) as stream:
+                    created = next(line for line in stream.iter_lines() if line.startswith("data: "))
+                followed = json.loads(created[6:])["response"]["id"]
+            with server.at(killed, url, headers=admin) as goes, server.at(lives, url, headers=admin) as follower:
                 models = goes.get("/v1/models").json()
-                assert goes.post("/sleep").status_code == 200
-            os.kill(killed, signal.SIGKILL)
+                with follower.stream("GET", f"/v1/responses/{followed}?stream=true") as stream:
+                    lines = stream.iter_lines()
+                    next(lines)
+                    assert goes.post("/sleep?level=0&mode=keep").status_code == 200
+                    os.kill(killed, signal.SIGKILL)
+                    last = [line for line in lines if line.startswith("data: ")][-1]
+                    assert "has ended" in json.loads(last[6:])["message"]
+                assert follower.post("/sleep").status_code == 200
             wait(lambda: stays.get(f"/v1/responses/{made['id']}").status_code == 404)
             wait(lambda: len(server.fronts) == 2 and "3" in peers(server))
             with server.at(server.fronts[1], url, headers=admin) as new:
