@@ -33,6 +33,8 @@ class Setup:
     kv_tokens: int
     page_size: int
     max_model_len: int
+    host_seconds: float = 0.0
+    """What a step, or a program of several, costs the host."""
 
     def check(self, trace: list[TraceRequest]) -> None:
         """Raise `ConfigError` if some request can never run."""
@@ -46,7 +48,7 @@ class Setup:
         if scheme == "paged":
             pool = PagePool(self.kv_tokens // self.page_size, self.page_size)
             scheduler = Scheduler.for_config(self.config, pool, self.max_model_len)
-            return Simulation(scheduler, self.times, page_size=self.page_size)
+            return Simulation(scheduler, self.times, page_size=self.page_size, host_seconds=self.host_seconds)
         max_num_seqs, max_num_batched_tokens = self.config.limits
         scheduler = ContiguousScheduler(
             self.kv_tokens,
@@ -56,7 +58,7 @@ class Setup:
             max_model_len=self.max_model_len,
             is_static=scheme == "static",
         )
-        return Simulation(scheduler, self.times, page_size=1)
+        return Simulation(scheduler, self.times, page_size=1, host_seconds=self.host_seconds)
 
     def compare(self, unit_trace: list[TraceRequest], latency_ms: float | None = None) -> dict[str, Any]:
         """The rate that each scheme sustains at an equal latency, and how many times as much pages sustain.

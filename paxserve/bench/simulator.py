@@ -84,14 +84,17 @@ class _Memory:
 class Simulation:
     """One run of a trace through a scheduler."""
 
-    def __init__(self, scheduler: AnyScheduler, times: StepTimes, *, page_size: int) -> None:
+    def __init__(self, scheduler: AnyScheduler, times: StepTimes, *, page_size: int, host_seconds: float = 0.0) -> None:
+        """`host_seconds` is what a program costs the host, during which the device may run those before it."""
         self.scheduler, self.times, self.page_size = scheduler, times, page_size
+        self.host_seconds = host_seconds
         self.now = 0.0
         self._device_free = 0.0
         self._launched: deque[tuple[ScheduledStep | DecodeStep, float]] = deque()
         self._open: dict[str, _Progress] = {}
         self._done: list[_Progress] = []
         self._gaps: Counter[float] = Counter()
+        """Between two times at which a request heard of tokens, however many."""
         self._memory = _Memory()
         self._num_steps = 0
         self._params: dict[int, SamplingParams] = {}
@@ -128,15 +131,18 @@ class Simulation:
         scheduled = self.scheduler.schedule()
         if scheduled is not None:
             seconds = self.times.seconds(scheduled, getattr(self.scheduler, "num_idle_rows", 0))
+            self.now += self.host_seconds
             self._device_free = max(self.now, self._device_free) + seconds
             self._launched.append((scheduled, self._device_free))
             self._num_steps += 1
             if self._num_steps % SAMPLE_STEPS == 0:
                 self._memory.look(self.scheduler.stats(), self.page_size)
         if self._launched and (scheduled is None or len(self._launched) >= DEPTH):
-            step, self.now = self._launched.popleft()
+            step, end = self._launched.popleft()
+            self.now = max(self.now, end)
             is_plain = isinstance(step, DecodeStep)
-            results = np.full((1, step.num_rows), OUTPUT_TOKEN) if is_plain else [self._result] * step.num_rows
+            shape = step.count, step.num_rows
+            results = np.full(shape, OUTPUT_TOKEN) if is_plain else [self._result] * step.num_rows
             self._hear(self.scheduler.update(step, results))
 
     def _hear(self, outputs: Iterable[EngineOutput]) -> None:
@@ -169,6 +175,9 @@ class Simulation:
             "mean_output_len": num_output / len(done),
             "mean_normalised_latency_ms": 1000 * float(np.mean(per_token)),
             **statistics("ttft", [p.first - p.source.arrival for p in done]),
+            **statistics(
+                "tpot", [(p.last - p.first) / (p.source.output_len - 1) for p in done if p.source.output_len > 1]
+            ),
             **_weighted_percentiles("itl", self._gaps),
             **statistics("e2el", latencies),
             "num_steps": self._num_steps,

@@ -36,9 +36,9 @@ class StepTimes:
     def seconds(self, step: ScheduledStep | DecodeStep, num_idle_rows: int = 0) -> float:
         """How long the step takes, on so many more rows that compute and are thrown away."""
         if isinstance(step, DecodeStep):
-            assert step.count == 1, "no figures for several steps in one program"
-            context = int(step.starts.sum(dtype=np.int64))
-            return self.products(num_idle_rows + step.num_tokens) + self.per_context_token * context
+            # Each of its iterations computes all rows, those too that have ended.
+            context = int(step.starts.sum(dtype=np.int64)) + step.num_rows * (step.count - 1) / 2
+            return step.count * (self.products(num_idle_rows + step.num_rows) + self.per_context_token * context)
         num_tokens, context, pairs = num_idle_rows, 0, 0
         for row in step.rows:
             count = row.num_tokens

@@ -51,6 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     device.add_argument(
         "--max-model-len", type=int, default=MAX_MODEL_LEN, metavar="N", help=f"default: {MAX_MODEL_LEN}"
     )
+    device.add_argument(
+        "--host-ms", type=float, default=0.0, metavar="X",
+        help="milliseconds that a program costs the host, while others run (default: 0)",
+    )  # fmt: skip
     compare = parser.add_argument_group("comparison")
     compare.add_argument("--compare", action="store_true", help="search sustainable rates, see above")
     compare.add_argument(
@@ -67,11 +71,14 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("num_prompts", "request_rate", "block_size", "max_model_len"):
         if getattr(arguments, name) <= 0:
             raise ConfigError(f"{name} must be greater than 0, got {getattr(arguments, name)}.")
+    if arguments.host_ms < 0:
+        raise ConfigError(f"host_ms must be at least 0, got {arguments.host_ms}.")
     times = step_times.read_step_times(arguments.step_times)
     config = scheduler_config(arguments, max_num_seqs=256, max_num_batched_tokens=2048)
     setup = memory_schemes.Setup(
         times=times, config=config, kv_tokens=arguments.kv_tokens or times.kv_tokens,
         page_size=arguments.block_size, max_model_len=arguments.max_model_len,
+        host_seconds=arguments.host_ms / 1000,
     )  # fmt: skip
     if arguments.dataset in trace.LENGTHS:
         rate = 1.0 if arguments.compare else arguments.request_rate

@@ -14,11 +14,11 @@ SECOND = StepTimes(
 )  # fmt: skip
 
 
-def setup_of(times=SECOND, *, page_size=4, max_model_len=64, **scheduler):
+def setup_of(times=SECOND, *, page_size=4, max_model_len=64, host_seconds=0.0, **scheduler):
     scheduler = {"max_num_seqs": 8, "max_num_batched_tokens": 32, **scheduler}
     return Setup(
         times=times, config=SchedulerConfig(**scheduler), kv_tokens=times.kv_tokens, page_size=page_size,
-        max_model_len=max_model_len,
+        max_model_len=max_model_len, host_seconds=host_seconds,
     )  # fmt: skip
 
 
@@ -36,6 +36,27 @@ def test_two_requests_by_hand(scheme):
     assert figures["mean_e2el_ms"] == pytest.approx((3000 + 3500) / 2)
     assert figures["p50_itl_ms"] == figures["max_itl_ms"] == 1000
     assert figures["mean_normalised_latency_ms"] == pytest.approx((3000 / 3 + 3500 / 2) / 2)
+
+
+@pytest.mark.parametrize(("ahead", "num_steps", "ttft"), [(1, 9, 2.5), (4, 4, 8.5)])
+def test_several_steps_in_one_program_by_hand(ahead, num_steps, ttft):
+    """Nine tokens take as long, in fewer programs; whoever comes meanwhile waits for those that are planned."""
+    figures = setup_of(num_scheduler_steps=ahead).simulation("paged").run([ask(0, 4, 9), ask(1.5, 4, 1)])
+    assert figures["num_steps"] == num_steps
+    assert figures["mean_ttft_ms"] == 1000 * (1 + ttft) / 2
+    assert figures["max_itl_ms"] == 1000 * ahead
+    assert figures["mean_tpot_ms"] == 1000
+
+
+def test_what_the_host_takes_counts_where_the_device_waits_for_it():
+    """Steps of a second whose Python takes three: once for each program."""
+    figures = {
+        ahead: setup_of(num_scheduler_steps=ahead, host_seconds=3.0).simulation("paged").run([ask(0, 4, 9)])
+        for ahead in (1, 4)
+    }
+    assert figures[1]["duration_s"] == 9 * 3 + 1
+    assert figures[4]["duration_s"] == 3 + 3 + 4 + 4
+    assert setup_of(host_seconds=0.5).simulation("paged").run([ask(0, 4, 9)])["duration_s"] == 0.5 + 9
 
 
 def test_a_static_batch_starts_when_the_one_before_has_ended():
