@@ -62,10 +62,10 @@ class Load:
                 raise AssertionError(f"always ended by its deadline: {body}")
 
     async def run(self, seconds: float, rate: float) -> None:
-        """Requests that come at random, `rate` a second, whatever becomes of those before."""
+        """Requests that come at random, `rate` a second, whatever becomes of those before; fewer from a slow client."""
         loop = asyncio.get_running_loop()
         end, due = loop.time() + seconds, loop.time()
-        while due < end:
+        while due < end and loop.time() < end:
             await asyncio.sleep(max(0, due - loop.time()))
             task = asyncio.create_task(self._one())
             self._tasks.add(task)
