@@ -112,3 +112,10 @@ def run(test: Callable[[Serving], Awaitable[T]], **server: Any) -> T:
             return await asyncio.wait_for(test(served), 20)
 
     return asyncio.run(main())
+
+
+async def until(condition) -> None:
+    """Return as soon as `condition()` holds; a message may still be on its way to the core."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)

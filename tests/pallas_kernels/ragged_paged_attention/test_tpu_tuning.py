@@ -53,8 +53,10 @@ def test_page_layout(head_dim, packed, lanes, value_start, result_start):
     dtype=st.sampled_from([jnp.bfloat16, jnp.float32, jnp.int8, jnp.float8_e4m3fn]),
 )
 def test_choice_fits_and_divides(chip, num_tokens, num_rows, heads, head_dim, page_size, width, dtype):
-    # 71 query heads of 256 in float32 for one kv head: 16 tokens of them, the least there is, fill v4's VMEM.
-    assume((chip, heads, head_dim, dtype) != ("v4", (71, 1), 256, jnp.float32))
+    # v4's VMEM is filled by 16 tokens, the fewest there are, of 71 query heads of 256 in float32, and by two pages of
+    # 256 tokens of seven kv heads.
+    is_tight = chip == "v4" and head_dim == 256 and dtype == jnp.float32
+    assume(not (is_tight and (heads == (71, 1) or (page_size == 256 and heads[1] >= 7))))
     assume(page_size % tile_rows(dtype) == 0)
     shape = Shape(num_tokens, num_rows, *heads, head_dim, page_size, width, dtype)
     config = choose(shape, CHIPS[chip])

@@ -5,7 +5,7 @@ import pytest
 from tests.paxserve.entrypoints.test_app import value_of
 from tests.paxserve.entrypoints.test_errors import check_shape
 from tests.paxserve.fake_core import SCRIPT
-from tests.paxserve.serving import Serving, run
+from tests.paxserve.serving import Serving, run, until
 
 ADMIN = {"Authorization": "Bearer root"}
 PATHS = [
@@ -23,12 +23,6 @@ def administer(test, **server):
         return await test(served, ask)
 
     return run(with_key, admin_api_key=["root"], **server)
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(("method", "path"), PATHS)
