@@ -16,7 +16,8 @@ class FrontHandle:
     def __init__(self, order: FrontOrder, process: asyncio.subprocess.Process, channel: socket.socket) -> None:
         self.order = order
         self._process, self._channel = process, channel
-        self.exited = asyncio.ensure_future(self._wait())
+        self.exited = asyncio.ensure_future(process.wait())
+        """Its exit status, once it has ended."""
 
     @classmethod
     async def start(cls, order: FrontOrder) -> "FrontHandle":
@@ -38,7 +39,10 @@ class FrontHandle:
         """Return when it can let clients in. Raises `ConfigError` with its own message when it cannot start."""
         loop, received = asyncio.get_running_loop(), bytearray()
         while not received.endswith(b"\n"):
-            piece = await loop.sock_recv(self._channel, 65536)
+            try:
+                piece = await loop.sock_recv(self._channel, 65536)
+            except ConnectionError:  # it has not even read its order
+                piece = b""
             if not piece:
                 raise EngineDeadError(f"A front process {how_it_ended(await self.exited)} while it started.")
             received += piece
@@ -60,7 +64,6 @@ class FrontHandle:
         if self._process.returncode is None:
             self._process.kill()
 
-    async def _wait(self) -> int:
-        exit_code = await self._process.wait()
+    def close(self) -> None:
+        """Let go of the channel of one that has ended."""
         self._channel.close()
-        return exit_code

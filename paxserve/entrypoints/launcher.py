@@ -106,6 +106,8 @@ class Launcher:
             front=self._num_started, place=place, listener=self._listener.fileno(), created=self._created,
         )  # fmt: skip
         front = self._fronts[place] = await FrontHandle.start(order)
+        if self._is_ending:  # since the others were told
+            front.send(Stop())
         await front.ready()
         return front
 
@@ -123,22 +125,21 @@ class Launcher:
             logger.info("Told to stop: running requests may finish; a second signal ends them")
         self._tell(Stop())
         stop.on_request = lambda count: self._tell(Stop())
-        leaving = [front.exited for front in self._fronts.values()]
-        await asyncio.wait(leaving, timeout=self._config.shutdown_timeout + PATIENCE_SECONDS)
+        await asyncio.wait(keepers, timeout=self._config.shutdown_timeout + PATIENCE_SECONDS)
         return 0 if asked.done() and not self._core_gone.is_set() else 1
 
     async def _keep(self, place: int) -> None:
-        """Put another front in the place of one that has ended, over and over. Raises when that one cannot start."""
+        """Put another front in the place of one that has ended, until the end. Raises when that one cannot start."""
         while True:
             front = self._fronts[place]
-            exit_code = await front.exited
+            exit_code, number = await front.exited, front.order.front
+            self._client.send(wire.Leave(number))
+            front.close()
             if self._is_ending:
                 return
-            number = front.order.front
             logger.error(
                 "Front process %d %s: what it answered is lost. It is replaced", number, how_it_ended(exit_code)
             )
-            self._client.send(wire.Leave(number))
             self._board.clear(place)
             for name in (f"peer-{number}", wire.outputs_name(number)):
                 (self._client.folder / name).unlink(missing_ok=True)
@@ -169,3 +170,5 @@ class Launcher:
         for front in self._fronts.values():
             front.kill()
         await asyncio.gather(*(front.exited for front in self._fronts.values()))
+        for front in self._fronts.values():
+            front.close()

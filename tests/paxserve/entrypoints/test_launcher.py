@@ -207,6 +207,16 @@ def test_a_failed_start_is_one_clear_line(tmp_path, folder, name, words):
         assert words in lines[0]
 
 
+def test_a_front_that_dies_before_it_serves_ends_the_server(folder):
+    with SeveralFronts(folder, core="tests.paxserve.slow_core:SlowCore") as server:
+        wait(lambda: len(server.fronts) == 2)
+        everybody = server.core_pids()
+        os.kill(server.fronts[1], signal.SIGKILL)
+        assert server.wait_exit() == 1
+        assert "paxserve: A front process was killed by signal 9 (out of memory?) while it started." in server.log
+        wait_gone(everybody)
+
+
 @pytest.mark.slow
 def test_while_the_model_loads_health_is_503_and_the_port_is_taken(folder):
     with socket.socket() as probe:
