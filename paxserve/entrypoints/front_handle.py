@@ -31,9 +31,10 @@ class FrontHandle:
                 pass_fds=(theirs.fileno(), order.listener),
                 start_new_session=True,  # a terminal's Ctrl-C is for the launcher to handle
             )  # fmt: skip
-        ours.sendall(front_channel.line(order))
+        handle = cls(order, process, ours)
+        handle.send(order)
         ours.setblocking(False)
-        return cls(order, process, ours)
+        return handle
 
     async def ready(self) -> None:
         """Return when it can let clients in. Raises `ConfigError` with its own message when it cannot start."""

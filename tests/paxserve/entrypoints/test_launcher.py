@@ -207,9 +207,11 @@ def test_a_failed_start_is_one_clear_line(tmp_path, folder, name, words):
         assert words in lines[0]
 
 
-def test_a_front_that_dies_before_it_serves_ends_the_server(folder):
+@pytest.mark.parametrize("delay", [0.0, 0.6])
+def test_a_front_that_dies_before_it_serves_ends_the_server(folder, delay):
     with SeveralFronts(folder, core="tests.paxserve.slow_core:SlowCore") as server:
         wait(lambda: len(server.fronts) == 2)
+        time.sleep(delay)  # before it has heard its order, and after
         everybody = server.core_pids()
         os.kill(server.fronts[1], signal.SIGKILL)
         assert server.wait_exit() == 1
