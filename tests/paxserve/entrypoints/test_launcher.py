@@ -259,3 +259,29 @@ def test_on_a_unix_socket(folder):
                 for _ in range(4):
                     answer = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 3})
                     assert answer.json()["choices"][0]["text"] == SCRIPT[:3]
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_what_a_killed_front_held_in_the_real_engine_is_free(tmp_path):
+    golden = Path(__file__).parents[2] / "goldens" / "llama"
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(golden / name)
+    engine = {"max_model_len": 512, "max_num_seqs": 8, "num_gpu_blocks_override": 128, "compile_sizes": [16]}
+    core = "tests.paxserve.checked_core:CheckedCore"
+    with SeveralFronts(tokenizer_folder(tmp_path), core=core, engine=engine) as server:
+        url = server.wait_ready()
+        killed, lives = server.fronts
+        body = {"max_tokens": 250, "temperature": 0, "ignore_eos": True}
+        with server.at(lives, url) as two, server.at(lives, url) as observer:
+            alone = Streamed(two, **body).end()
+            with server.at(killed, url) as one:
+                lost, kept = Streamed(one, n=3, **body | {"max_tokens": 400}).begun(), Streamed(two, **body).begun()
+                os.kill(killed, signal.SIGKILL)
+                assert kept.end() == alone
+                lost.join()
+            wait(lambda: value_of(scrape(observer), "vllm:num_requests_running") == 0)
+            assert value_of(scrape(observer), "paxserve:pages_in_use") == 0
+            assert Streamed(two, **body).end() == alone
+        server.process.terminate()
+        assert server.wait_exit() == 0
