@@ -195,9 +195,9 @@ def test_who_stops_following_ends_nothing(each):
 
 def test_a_client_that_leaves_one_front_ends_only_its_own(server, each):
     first, second = each
-    body = {"prompt": "x", "max_tokens": 400, "stream": True}
+    body = {"prompt": "x", "max_tokens": 500, "stream": True}
     with server.at(server.fronts[0], server.url) as leaver:
-        stays = Streamed(second, max_tokens=200).begun()
+        stays = Streamed(second, max_tokens=400).begun()
         with leaver.stream("POST", "/v1/completions", json=body) as stream:
             lines = stream.iter_lines()
             next(lines)
@@ -205,14 +205,14 @@ def test_a_client_that_leaves_one_front_ends_only_its_own(server, each):
     wait(lambda: running(first) == 1)
     text, reason = stays.end()
     assert reason == "length"
-    assert (SCRIPT * 9).startswith(text)
+    assert (SCRIPT * 50).startswith(text.rstrip("\ufffd"))
     assert running(second) == 0
 
 
 def test_load_is_that_of_all(server, each):
     first, second = each
     with server.at(server.fronts[0], server.url) as one, server.at(server.fronts[1], server.url) as two:
-        streams = [Streamed(one, max_tokens=60).begun(), Streamed(two, max_tokens=60).begun()]
+        streams = [Streamed(one, max_tokens=300).begun(), Streamed(two, max_tokens=300).begun()]
         assert [http.get("/load").json() for http in each] == [{"server_load": 2}] * 2
         for stream in streams:
             stream.end()
@@ -275,7 +275,7 @@ def test_sleep_and_waking_up_are_the_whole_servers(server, each):
 def test_answers_are_ended_by_their_ids_wherever_they_are(server, each):
     first, _ = each
     with server.at(server.fronts[0], server.url) as one, server.at(server.fronts[1], server.url) as two:
-        streams = [Streamed(http, max_tokens=400, request_id="both").begun() for http in (one, two)]
+        streams = [Streamed(http, max_tokens=500, request_id="both").begun() for http in (one, two)]
         other = Streamed(first, max_tokens=60, request_id="other").begun()
         with server.at(server.fronts[1], server.url, headers=ADMIN) as admin:
             ended = admin.post("/abort_requests", json={"request_ids": ["cmpl-both"]}).json()
@@ -295,14 +295,14 @@ def test_profiles_and_the_prefix_cache_are_the_cores(each):
 
 
 def test_limits_of_the_queue_hold_for_all_together(folder):
-    with SeveralFronts(folder, step=1.0, max_num_queued_reqs=2) as server:
+    with SeveralFronts(folder, step=2.0, max_num_queued_reqs=2) as server:
         url = server.wait_ready()
         with (
             server.at_each(url) as (first, second),
             server.at(server.fronts[0], url) as one,
             server.at(server.fronts[1], url) as two,
         ):
-            # The first step takes a second: until it ends nobody has heard of either.
+            # The first step takes two seconds: until it ends nobody has heard of either.
             streams = [Streamed(first, max_tokens=1), Streamed(second, max_tokens=1)]
             wait(lambda: one.get("/load").json()["server_load"] == 2)
             time.sleep(0.1)

@@ -33,14 +33,14 @@ def test_a_front_that_is_killed_takes_nothing_with_it_but_its_own(folder):
             counted = [Streamed(http, max_tokens=2).end()[1] for http in (one, two)]
             open_files = files(scrape(observer))
             before = value_of(scrape(observer), "vllm:request_success_total", finished_reason="length")
-            lost, kept = Streamed(one, max_tokens=500).begun(), Streamed(two, max_tokens=200).begun()
+            lost, kept = Streamed(one, max_tokens=500).begun(), Streamed(two, max_tokens=400).begun()
             os.kill(killed, signal.SIGKILL)
             wait(lambda: value_of(scrape(observer), "vllm:num_requests_running") == 1, 3)
             text, reason = kept.end()
             lost.join()
         assert counted == ["length"] * 2
         assert before == 2
-        assert (reason, len(text) > 150, (SCRIPT * 9).startswith(text)) == ("length", True, True)
+        assert (reason, len(text) > 150, (SCRIPT * 50).startswith(text.rstrip("\ufffd"))) == ("length", True, True)
         assert isinstance(lost.error, httpx.TransportError)  # not an end that looks like a good one
         assert lost.lines[-1] != "data: [DONE]"
         wait(lambda: len(server.fronts) == 2)
@@ -110,7 +110,7 @@ def test_sigterm_lets_the_requests_of_every_front_finish(folder):
         url = server.wait_ready()
         everybody = server.core_pids()
         with server.at_each(url) as (one, two), server.at_each(url) as observers:
-            streams = [Streamed(one, max_tokens=60).begun(), Streamed(two, max_tokens=90).begun()]
+            streams = [Streamed(one, max_tokens=120).begun(), Streamed(two, max_tokens=150).begun()]
             # As a service manager does it: all processes at once.
             for pid in (*server.fronts, *server.pids("core_process"), server.process.pid):
                 os.kill(pid, signal.SIGTERM)
