@@ -15,8 +15,8 @@ from paxserve.config import EngineConfig
 from paxserve.engine.async_engine import AsyncEngine
 from paxserve.engine.pooling_inputs import PoolingInputs
 from paxserve.engine.switch import EngineSwitch
-from paxserve.entrypoints.desk import Desk, Order
-from paxserve.entrypoints.fronts import FrontGoneError, Fronts, OneFront, quiet
+from paxserve.entrypoints.fronts.all_fronts import FrontGoneError, Fronts, OneFront, quiet
+from paxserve.entrypoints.fronts.desk import Desk, Order
 from paxserve.entrypoints.protocol.generation import MAX_REQUEST_ID, is_plain_text
 from paxserve.entrypoints.response_store import MAX_CHARACTERS, ResponseStore, not_found, owner_of
 from paxserve.entrypoints.template_renderer import TemplateRenderer

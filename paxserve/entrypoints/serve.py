@@ -34,7 +34,7 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig, *, core
         try:
             # Late on purpose: FastAPI and the tokenizer take a second, in which the core is already at work.
             module = "only_front" if server_config.api_server_count == 1 else "launcher"
-            way = importlib.import_module(f"paxserve.entrypoints.{module}")
+            way = importlib.import_module(f"paxserve.entrypoints.fronts.{module}")
             return way.run(client, listener, waiting_room, engine_config, server_config, started)
         except BaseException:
             client.kill()

@@ -20,8 +20,8 @@ from paxserve.engine.input_processor import InputProcessor
 from paxserve.engine.output_processor import OutputProcessor
 from paxserve.entrypoints.app import create_app
 from paxserve.entrypoints.context import ServingContext
+from paxserve.entrypoints.fronts.station import Station
 from paxserve.entrypoints.http_protocol import bounded_protocol
-from paxserve.entrypoints.station import Station
 from paxserve.entrypoints.stats_log import log_stats
 from paxserve.entrypoints.stop_requests import StopRequests
 from paxserve.errors import ConfigError

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Body, Request
 
 from paxserve.engine.switch import PauseMode
 from paxserve.entrypoints.context import context_of
-from paxserve.entrypoints.fronts import end_answers
+from paxserve.entrypoints.fronts.all_fronts import end_answers
 from paxserve.errors import RequestError
 
 router = APIRouter()

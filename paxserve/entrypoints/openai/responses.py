@@ -14,8 +14,8 @@ from paxserve.engine.output_processor import OutputKind
 from paxserve.engine.request_stream import RequestStream
 from paxserve.entrypoints.context import ServingContext, context_of
 from paxserve.entrypoints.conversation import chat_prompt
-from paxserve.entrypoints.desk import CancelResponse, FollowResponse, GetConversation, GetResponse
 from paxserve.entrypoints.errors import ErrorBody, body_of
+from paxserve.entrypoints.fronts.desk import CancelResponse, FollowResponse, GetConversation, GetResponse
 from paxserve.entrypoints.generation import Batch, TokenCount, answer, collect, events
 from paxserve.entrypoints.logprobs import LogprobWriter
 from paxserve.entrypoints.protocol.chat import template_messages

@@ -10,8 +10,8 @@ from paxserve.config import EngineConfig
 from paxserve.engine import wire
 from paxserve.engine.board import Board
 from paxserve.engine.core_client import CoreClient, how_it_ended
-from paxserve.entrypoints.front_channel import CoreEnded, FrontOrder, Serve, Stop, ToFront
-from paxserve.entrypoints.front_handle import FrontHandle
+from paxserve.entrypoints.fronts.front_channel import CoreEnded, FrontOrder, Serve, Stop, ToFront
+from paxserve.entrypoints.fronts.front_handle import FrontHandle
 from paxserve.entrypoints.listener import log_serving, shown_address
 from paxserve.entrypoints.stats_log import log_stats
 from paxserve.entrypoints.stop_requests import StopSignals

@@ -6,7 +6,7 @@ from prometheus_client import Gauge
 
 from paxserve.config import EngineConfig, ModelConfig
 from paxserve.engine.board import Board
-from paxserve.entrypoints.metrics_pool import MetricsPool
+from paxserve.entrypoints.fronts.metrics_pool import MetricsPool
 from paxserve.messages import EngineStats
 from paxserve.metrics import Metrics
 from tests.paxserve.fake_core import FakeCore

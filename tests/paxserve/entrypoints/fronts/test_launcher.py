@@ -17,7 +17,7 @@ from tests.paxserve.fake_core import CRASH, SCRIPT, VANISH
 from tests.paxserve.running_server import wait_gone
 from tests.paxserve.several_fronts import SeveralFronts, Streamed, scrape, tokenizer_folder, wait
 
-TLS = Path(__file__).parents[2] / "goldens" / "tls"
+TLS = Path(__file__).parents[3] / "goldens" / "tls"
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +243,7 @@ def test_over_tls_with_a_log_of_json_lines(folder):
         server.process.terminate()
         assert server.wait_exit() == 0
     entries = [json.loads(line) for line in server.log.splitlines() if not line.startswith("heavy modules")]
-    assert {"paxserve.entrypoints.access_log", "paxserve.entrypoints.launcher"} <= {
+    assert {"paxserve.entrypoints.access_log", "paxserve.entrypoints.fronts.launcher"} <= {
         entry["logger"] for entry in entries
     }
 
@@ -264,7 +264,7 @@ def test_on_a_unix_socket(folder):
 @pytest.mark.slow
 @pytest.mark.e2e
 def test_what_a_killed_front_held_in_the_real_engine_is_free(tmp_path):
-    golden = Path(__file__).parents[2] / "goldens" / "llama"
+    golden = Path(__file__).parents[3] / "goldens" / "llama"
     for name in ("config.json", "generation_config.json", "model.safetensors"):
         (tmp_path / name).symlink_to(golden / name)
     engine = {"max_model_len": 512, "max_num_seqs": 8, "num_gpu_blocks_override": 128, "compile_sizes": [16]}

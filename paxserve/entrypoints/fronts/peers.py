@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from paxserve.engine.async_engine import AsyncEngine
-from paxserve.entrypoints import peer_wire
-from paxserve.entrypoints.desk import Desk, FollowResponse, Order, SaveMetrics
-from paxserve.entrypoints.fronts import FrontGoneError
-from paxserve.entrypoints.metrics_pool import MetricsPool
-from paxserve.entrypoints.peer_wire import Failure, Piece, Refusal, Result
+from paxserve.entrypoints.fronts import peer_wire
+from paxserve.entrypoints.fronts.all_fronts import FrontGoneError
+from paxserve.entrypoints.fronts.desk import Desk, FollowResponse, Order, SaveMetrics
+from paxserve.entrypoints.fronts.metrics_pool import MetricsPool
+from paxserve.entrypoints.fronts.peer_wire import Failure, Piece, Refusal, Result
 from paxserve.errors import EngineDeadError, RequestError
 
 logger = logging.getLogger(__name__)

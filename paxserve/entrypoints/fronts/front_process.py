@@ -1,6 +1,6 @@
 """One of several front processes: the whole HTTP server, on a socket and a core that it shares with the others.
 
-Started by the launcher as `python -m paxserve.entrypoints.front_process`; it lives as long as the launcher does.
+Started by the launcher as `python -m paxserve.entrypoints.fronts.front_process`; it lives as long as the launcher does.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from paxserve.engine.board import Board
 from paxserve.engine.core_link import CoreLink
 from paxserve.entrypoints import server
 from paxserve.entrypoints.context import ServingContext
-from paxserve.entrypoints.front_channel import CoreEnded, FrontChannel, FrontFailed, FrontReady, Serve, Stop
-from paxserve.entrypoints.metrics_pool import MetricsPool
-from paxserve.entrypoints.peers import Peers
+from paxserve.entrypoints.fronts.front_channel import CoreEnded, FrontChannel, FrontFailed, FrontReady, Serve, Stop
+from paxserve.entrypoints.fronts.metrics_pool import MetricsPool
+from paxserve.entrypoints.fronts.peers import Peers
 from paxserve.entrypoints.stop_requests import STOP_SIGNALS, StopRequests
 from paxserve.errors import ConfigError
 from paxserve.log import configure_logging

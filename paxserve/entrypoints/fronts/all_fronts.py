@@ -3,7 +3,7 @@
 from typing import Any, Protocol
 
 from paxserve.engine.async_engine import AsyncEngine
-from paxserve.entrypoints.desk import Desk, EndAnswers, Order, Quiet
+from paxserve.entrypoints.fronts.desk import Desk, EndAnswers, Order, Quiet
 
 
 class FrontGoneError(Exception):

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from paxserve.entrypoints.desk import (
+from paxserve.entrypoints.fronts.all_fronts import FrontGoneError
+from paxserve.entrypoints.fronts.desk import (
     CancelResponse,
     EndAnswers,
     FollowResponse,
@@ -14,8 +15,7 @@ from paxserve.entrypoints.desk import (
     Order,
     Quiet,
 )
-from paxserve.entrypoints.fronts import FrontGoneError
-from paxserve.entrypoints.peers import Peers
+from paxserve.entrypoints.fronts.peers import Peers
 from paxserve.errors import EngineDeadError, RequestError
 
 

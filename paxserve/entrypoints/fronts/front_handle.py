@@ -5,8 +5,8 @@ import socket
 import sys
 
 from paxserve.engine.core_client import child_environment, how_it_ended
-from paxserve.entrypoints import front_channel
-from paxserve.entrypoints.front_channel import FrontFailed, FrontOrder, FrontReady, ToFront
+from paxserve.entrypoints.fronts import front_channel
+from paxserve.entrypoints.fronts.front_channel import FrontFailed, FrontOrder, FrontReady, ToFront
 from paxserve.errors import ConfigError, EngineDeadError
 
 
@@ -25,7 +25,7 @@ class FrontHandle:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "paxserve.entrypoints.front_process", str(theirs.fileno()),
+                sys.executable, "-P", "-m", "paxserve.entrypoints.fronts.front_process", str(theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
                 env=child_environment(),
                 pass_fds=(theirs.fileno(), order.listener),

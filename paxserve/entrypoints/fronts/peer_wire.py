@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from paxserve.entrypoints.desk import Order
+from paxserve.entrypoints.fronts.desk import Order
 
 LENGTH_BYTES = 4
 
