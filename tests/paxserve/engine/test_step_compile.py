@@ -143,7 +143,8 @@ def test_several_steps_in_one_program_move_nothing():
     memory = compiled.memory_analysis()
     pool = sum(map(shard_bytes, jax.tree.leaves(engine.specs.pool)))
     assert memory.alias_size_in_bytes >= pool
-    assert memory.temp_size_in_bytes <= 4 * MIB
+    # As for one step: 33 MB of them are the logits of 64 rows in float32.
+    assert memory.temp_size_in_bytes <= DEFAULT[0].temporaries * MIB
     assert pool_sized(engine, compiled.as_text()) == []
 
 
