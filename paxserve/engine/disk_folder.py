@@ -94,10 +94,13 @@ class DiskFolder:
             self._num_bytes += size
 
     def write(self, key: bytes, parts: Sequence[bytes | memoryview]) -> bool:
-        """Keep a page's bytes; False if they could not be written, or are more than the folder may hold."""
+        """Keep a page's bytes; False if they could not be written, or are more than the folder may hold.
+
+        Those that are there are not written again.
+        """
         name, length = self._name(key), sum(len(part) for part in parts)
         size = HEADER.size + length
-        if name in self._sizes or size > self.max_bytes:
+        if self._use(name) or size > self.max_bytes:
             return name in self._sizes
         unfinished = self.folder / self._own / f"{next(self._numbers)}{UNFINISHED}"
         try:
@@ -122,7 +125,6 @@ class DiskFolder:
         path = self.folder / name
         try:
             content = path.read_bytes()
-            os.utime(path)
         except OSError:
             self._forget(name)
             return None
@@ -131,10 +133,18 @@ class DiskFolder:
             self.num_damaged += 1
             self._forget(name)
             return None
-        with self._mutex:
-            if name in self._sizes:
-                self._sizes.move_to_end(name)
+        self._use(name)
         return bytes(body)
+
+    def _use(self, name: str) -> bool:
+        """Note that a page is of use, now and for the next process; False if there is none of that name."""
+        with self._mutex:
+            if name not in self._sizes:
+                return False
+            self._sizes.move_to_end(name)
+        with contextlib.suppress(OSError):
+            os.utime(self.folder / name)
+        return True
 
     def clear(self) -> None:
         """Delete the pages of this fingerprint."""

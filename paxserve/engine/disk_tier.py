@@ -69,7 +69,8 @@ class DiskTier:
 
     def keep(self, key: bytes, parts: Sequence[memoryview], epoch: int) -> None:
         """Have a page's bytes written, unless the disk cannot keep up. They must not change meanwhile."""
-        if epoch == self.epoch and key not in self.folder and self._pending.acquire(blocking=False):
+        # Also what is there already: it counts as used, behind whatever is still to be written.
+        if epoch == self.epoch and self._pending.acquire(blocking=False):
             write = self._writer.submit(self.folder.write, key, parts)
             write.add_done_callback(lambda _: self._pending.release())
 

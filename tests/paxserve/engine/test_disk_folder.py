@@ -54,12 +54,14 @@ def test_pages_of_another_fingerprint_are_not_found_but_count(open_folder):
     assert A not in open_folder(fingerprint="theirs")
 
 
-def test_the_least_recently_used_is_deleted_even_across_a_restart(open_folder, tmp_path):
+@pytest.mark.parametrize("use", [lambda folder: folder.read(A), lambda folder: folder.write(A, page(1))])
+def test_the_least_recently_used_is_deleted_even_across_a_restart(open_folder, tmp_path, use):
+    """What is read is used, and what is to be written although it is there."""
     folder = open_folder(3 * SIZE)
     for n, key in enumerate((A, B, C)):
         folder.write(key, page(n))
         os.utime(tmp_path / "ours" / f"{key.hex()}{SUFFIX}", (n, n))
-    folder.read(A)
+    use(folder)
     folder = open_folder(3 * SIZE)
     folder.write(D, page(9))
     assert [key in folder for key in (A, B, C, D)] == [True, False, True, True]
