@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily as Counter
+from prometheus_client.core import GaugeMetricFamily as Gauge
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -40,6 +42,7 @@ GAUGES = {
 """Gauges that are a field of `EngineStats`."""
 
 StatsValue = Callable[[EngineStats], int]
+Kind = type[Counter] | type[Gauge]
 
 
 def _cached(stats: EngineStats) -> int:
@@ -82,43 +85,33 @@ class EngineMetrics(Collector):
         """Every metric."""
         stats, usage = self.stats, self.stats.num_pages_in_use / max(1, self.stats.num_pages)
         for name, (field, text) in COUNTERS.items():
-            yield self._counter(name, text, getattr(stats, field))
+            yield self._one(Counter, name, text, getattr(stats, field))
         for name, parts in SHARES.items():
             values = {part: value(stats) for part, value in parts.items()}
-            yield self._counters(name, "Prompt tokens by where they came from.", "source", values)
-        yield self._counters("paxserve:step_seconds", "Host time of the steps by phase.", "phase", stats.step_seconds)
+            yield self._each(Counter, name, "Prompt tokens by where they came from.", "source", values)
+        seconds = stats.step_seconds
+        yield self._each(Counter, "paxserve:step_seconds", "Host time of the steps by phase.", "phase", seconds)
         for name, (field, text) in GAUGES.items():
-            yield self._gauge(name, text, getattr(stats, field))
-        yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV pages that requests hold, 0 to 1.", usage)
+            yield self._one(Gauge, name, text, getattr(stats, field))
+        yield self._one(Gauge, "vllm:kv_cache_usage_perc", "Share of the KV pages that requests hold, 0 to 1.", usage)
         waiting = {"capacity": stats.num_waiting, "deferred": 0}  # nothing is waited for but room
-        yield self._gauges("vllm:num_requests_waiting_by_reason", "Requests in the queue.", "reason", waiting)
+        yield self._each(Gauge, "vllm:num_requests_waiting_by_reason", "Requests in the queue.", "reason", waiting)
         states = {state: number == self._board.sleep_level for number, state in enumerate(SLEEP_STATES)}
-        yield self._gauges(
-            "vllm:engine_sleep_state", "1 for the state that the engine is in.", "sleep_state", states
-        )  # fmt: skip
+        yield self._each(
+            Gauge, "vllm:engine_sleep_state", "1 for the state that the engine is in.", "sleep_state", states
+        )
         yield self._step_sizes()
-        about = GaugeMetricFamily("vllm:cache_config_info", "The KV cache's configuration.", labels=list(self._cache))
+        about = Gauge("vllm:cache_config_info", "The KV cache's configuration.", labels=list(self._cache))
         about.add_metric(list(self._cache.values()), 1)
         yield about
 
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, text, labels=LABELS)
+    def _one(self, kind: Kind, name: str, text: str, value: float) -> Metric:
+        family = kind(name, text, labels=LABELS)
         family.add_metric(self._values, value)
         return family
 
-    def _counters(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-        family = CounterMetricFamily(name, text, labels=(*LABELS, label))
-        for part, value in values.items():
-            family.add_metric((*self._values, part), value)
-        return family
-
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=LABELS)
-        family.add_metric(self._values, value)
-        return family
-
-    def _gauges(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=(*LABELS, label))
+    def _each(self, kind: Kind, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+        family = kind(name, text, labels=(*LABELS, label))
         for part, value in values.items():
             family.add_metric((*self._values, part), value)
         return family
